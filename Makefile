@@ -1,0 +1,35 @@
+FUZZTIME ?= 60s
+
+.PHONY: help setup demo test check fuzz test-matrix
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
+
+setup: ## install PostgreSQL and PgBouncer where they are missing
+	@scripts/setup
+
+demo: setup ## see lost locks, and then see them caught
+	go run ./cmd/pgadvlock demo
+
+test: setup ## all tests, against real servers
+	go test -race ./...
+	if [ -d integration ]; then cd integration && go test ./...; fi
+
+check: lint test ## all that a change has to pass
+
+.PHONY: lint
+lint:
+	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "gofmt -w $$unformatted"; exit 1; }
+	GOOS=linux go vet ./...
+	GOOS=darwin go vet ./...
+	GOOS=windows go vet ./...
+	for m in examples integration bench faulttest; do [ ! -d $$m ] || (cd $$m && go vet ./...) || exit 1; done
+	go tool -modfile=tools/go.mod staticcheck ./...
+
+fuzz: ## longer fuzzing, FUZZTIME=60s for each target
+	go test -run '^$$' -fuzz '^FuzzLexer$$' -fuzztime $(FUZZTIME) ./internal/locksql
+	go test -run '^$$' -fuzz '^FuzzMentions$$' -fuzztime $(FUZZTIME) ./internal/locksql
+	go test -run '^$$' -fuzz '^FuzzDSN$$' -fuzztime $(FUZZTIME) .
+
+test-matrix: setup ## the tests against PostgreSQL 14 to 18, which it fetches with npm
+	scripts/test-matrix

@@ -1,0 +1,164 @@
+package pgadvlock
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+func TestSplitDSN(t *testing.T) {
+	for _, c := range []struct {
+		dsn, rest string
+		params    []param
+	}{
+		{"", "", nil},
+		{"host=h user=u", "host=h user=u", nil},
+		{"registeredConnConfig0", "registeredConnConfig0", nil},
+		{"postgres://u:p@h/db", "postgres://u:p@h/db", nil},
+		{"postgres://u:p@h/db?sslmode=disable", "postgres://u:p@h/db?sslmode=disable", nil},
+		{"postgres://h/db?pgadvlock_reset=close", "postgres://h/db", []param{{"reset", "close"}}},
+		{"postgresql://h?a=1&pgadvlock_reset=close&b=%20", "postgresql://h?a=1&b=%20", []param{{"reset", "close"}}},
+		{"postgres://h?pgadvlock%5Freset=c%6cose&a=1", "postgres://h?a=1", []param{{"reset", "close"}}},
+		{"postgres://h?a=1&pgadvlock_rules=unlock-not-held%3Aerror#f", "postgres://h?a=1#f", []param{{"rules", "unlock-not-held:error"}}},
+		{"host=h pgadvlock_reset=close", "host=h ", []param{{"reset", "close"}}},
+		{"pgadvlock_reset=close host=h", "host=h", []param{{"reset", "close"}}},
+		{"host=h  pgadvlock_reset = 'clo\\'se'\tuser='a b'", "host=h\tuser='a b'", []param{{"reset", "clo'se"}}},
+		{"password='pgadvlock_reset=close' host=h", "password='pgadvlock_reset=close' host=h", nil},
+		{`password=a\ pgadvlock_reset=b host=h`, `password=a\ pgadvlock_reset=b host=h`, nil},
+		{"host=h pgadvlock_reset=", "host=h", []param{{"reset", ""}}},
+		{"host=h pgadvlock_x=1 pgadvlock_y=2 junk", "host=h junk", []param{{"x", "1"}, {"y", "2"}}},
+	} {
+		rest, params, err := splitDSN(c.dsn)
+		if err != nil || strings.TrimSpace(rest) != strings.TrimSpace(c.rest) || !slices.Equal(params, c.params) {
+			t.Errorf("splitDSN(%q) = %q, %q, %v; want %q, %q", c.dsn, rest, params, err, c.rest, c.params)
+		}
+	}
+}
+
+// FuzzDSN: what pgx reads from the rest is what it read from the whole, less
+// our parameters; no error shows a password.
+func FuzzDSN(f *testing.F) {
+	for _, s := range []string{
+		"host=h user=u password=sEcReT pgadvlock_reset=close", "postgres://u:sEcReT@h:5432/db?pgadvlock_reset=off&sslmode=disable",
+		"pgadvlock_reset='", "pgadvlock_=", "host='a\\'b' pgadvlock_rules=a:b", "postgres://?pgadvlock_preset=%zz", "a=b=c", " = ",
+	} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, dsn string) {
+		rest, params, err := splitDSN(dsn)
+		if err != nil {
+			return
+		}
+		whole, wholeErr := pgx.ParseConfig(dsn)
+		part, partErr := pgx.ParseConfig(rest)
+		if wholeErr != nil {
+			return // pgx says what is wrong; ours may have been part of it
+		}
+		if partErr != nil {
+			t.Fatalf("%q: pgx reads it, but not the rest %q: %v", dsn, rest, partErr)
+		}
+		maps.DeleteFunc(whole.RuntimeParams, func(k, _ string) bool { _, ours := ourParam(k); return ours })
+		if !maps.Equal(whole.RuntimeParams, part.RuntimeParams) || whole.Host != part.Host || whole.Password != part.Password || whole.Database != part.Database || whole.User != part.User {
+			t.Fatalf("%q: rest %q reads differently (%q)", dsn, rest, params)
+		}
+	})
+}
+
+func TestSettings(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		opts []Option
+		env  map[string]string
+		dsn  string
+		want func(*settings) bool
+	}{
+		{name: "defaults", want: func(s *settings) bool {
+			return s.preset == PresetEnforce && s.reset == ResetUnlockAll && s.resetWhen == ResetDirty && s.resetTimeout == 2*time.Second && s.poolMode == PoolAuto && len(s.rules) == 0 && s.functions == nil
+		}},
+		{name: "options", opts: []Option{WithReset(ResetClose), WithPoolMode(PoolSession), nil}, want: func(s *settings) bool {
+			return s.reset == ResetClose && s.poolMode == PoolSession
+		}},
+		{name: "environment over options", opts: []Option{WithReset(ResetClose)}, env: map[string]string{"PGADVLOCK_RESET": "off", "PGADVLOCK_PORT": "80"}, want: func(s *settings) bool {
+			return s.reset == ResetOff
+		}},
+		{name: "DSN over environment", env: map[string]string{"PGADVLOCK_RESET": "off", "PGADVLOCK_RESET_TIMEOUT": "1s"}, dsn: "pgadvlock_reset=close", want: func(s *settings) bool {
+			return s.reset == ResetClose && s.resetTimeout == time.Second
+		}},
+		{name: "rules merge by name", opts: []Option{WithRule(RuleUnlockNotHeld, LevelError)}, env: map[string]string{"PGADVLOCK_RULES": "leaked-session-lock:off"}, dsn: "pgadvlock_rules='leaked-session-lock:warn, return-hook-hidden:off'", want: func(s *settings) bool {
+			return maps.Equal(s.rules, map[Rule]Level{RuleUnlockNotHeld: LevelError, RuleLeakedSessionLock: LevelWarn, RuleReturnHookHidden: LevelOff})
+		}},
+		{name: "a preset discards weaker levels", opts: []Option{WithRule(RuleUnlockNotHeld, LevelError)}, env: map[string]string{"PGADVLOCK_RULES": "leaked-session-lock:off", "PGADVLOCK_PRESET": "strict"}, want: func(s *settings) bool {
+			return s.preset == PresetStrict && maps.Equal(s.rules, map[Rule]Level{RuleLeakedSessionLock: LevelOff})
+		}},
+		{name: "functions", dsn: `pgadvlock_functions='take_lock, "My".lock'`, want: func(s *settings) bool {
+			return slices.Equal(s.functions, []string{"take_lock", `"My".lock`})
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			for k, v := range c.env {
+				t.Setenv(k, v)
+			}
+			conn, err := NewConnector(c.dsn, c.opts...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !c.want(conn.settings) {
+				t.Errorf("settings %+v", conn.settings)
+			}
+		})
+	}
+}
+
+func TestWrongSettingsAreErrors(t *testing.T) {
+	for _, c := range []struct {
+		dsn  string
+		env  string // a value for PGADVLOCK_RESET
+		opts []Option
+		want []string
+	}{
+		{dsn: "host=h password=sEcReT pgadvlock_reset=drop", want: []string{"pgadvlock_reset", `"drop"`, "unlock_all, close, off"}},
+		{dsn: "postgres://u:sEcReT@h/db?pgadvlock_preset=loud", want: []string{"pgadvlock_preset", `"loud"`, "enforce, observe, strict"}},
+		{dsn: "host=h password=sEcReT pgadvlock_rests=off", want: []string{"pgadvlock_rests", "pgadvlock_reset,"}},
+		{dsn: "host=h password=sEcReT PGADVLOCK_RESET=off", want: []string{"unknown", "pgadvlock_reset,"}},
+		{dsn: "pgadvlock_reset=off pgadvlock_reset=close", want: []string{"pgadvlock_reset", "twice"}},
+		{dsn: "pgadvlock_reset='off password=sEcReT", want: []string{"pgadvlock_reset", "unterminated"}},
+		{dsn: "postgres://h/db?pgadvlock_reset=off;password=sEcReT", want: []string{"pgadvlock_reset", `"off…"`}},
+		{dsn: "postgres://h/db?pgadvlock_reset=%zz", want: []string{"pgadvlock_reset", "%zz"}},
+		{dsn: "pgadvlock_rules=unlock-not-held", want: []string{"unlock-not-held", "off, warn, error"}},
+		{dsn: "pgadvlock_rules=no-such:warn", want: []string{"no-such", "leaked-session-lock"}},
+		{dsn: "pgadvlock_reset_timeout=2", want: []string{"pgadvlock_reset_timeout", `"2"`, "2s"}},
+		{dsn: "pgadvlock_reset_timeout=-1s", want: []string{`"-1s"`}},
+		{dsn: "pgadvlock_functions=a,,b", want: []string{"pgadvlock_functions", `""`}},
+		{dsn: "pgadvlock_pool_mode=pooled", want: []string{"pgadvlock_pool_mode", "transaction"}},
+		{env: "drop", want: []string{"environment variable PGADVLOCK_RESET", `"drop"`}},
+		{opts: []Option{WithPreset(9)}, want: []string{"WithPreset", "9"}},
+		{opts: []Option{WithReset(9)}, want: []string{"WithReset", "9"}},
+		{opts: []Option{WithResetWhen(9)}, want: []string{"WithResetWhen"}},
+		{opts: []Option{WithResetTimeout(0)}, want: []string{"WithResetTimeout"}},
+		{opts: []Option{WithPoolMode(9)}, want: []string{"WithPoolMode"}},
+		{opts: []Option{WithRule("no-such", LevelWarn)}, want: []string{"no-such"}},
+		{opts: []Option{WithFunctions("")}, want: []string{"WithFunctions"}},
+	} {
+		t.Run(c.dsn+c.env, func(t *testing.T) {
+			if c.env != "" {
+				t.Setenv("PGADVLOCK_RESET", c.env)
+			}
+			_, err := NewConnector(c.dsn, c.opts...)
+			if err == nil {
+				t.Fatal("no error")
+			}
+			for _, w := range c.want {
+				if !strings.Contains(err.Error(), w) {
+					t.Errorf("%q is missing in: %v", w, err)
+				}
+			}
+			if strings.Contains(err.Error(), "sEcReT") {
+				t.Errorf("a password in: %v", err)
+			}
+		})
+	}
+}

@@ -1,0 +1,648 @@
+package pgadvlock
+
+// This file owns the lock lane: how a statement with a lock call is sent, and
+// how its answer gets into the ledger. Every plain lock statement, however it
+// was spelled in database/sql, ends in run; every other one that may change
+// what is held ends in opaque.
+
+import (
+	"bytes"
+	"context"
+	"database/sql/driver"
+	"errors"
+	"io"
+	"reflect"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/ngrok/sqlmw"
+
+	"github.com/pgadvlock/pgadvlock/internal/ledger"
+	"github.com/pgadvlock/pgadvlock/internal/locksql"
+)
+
+// interceptor sits between sqlmw's connection and the inner one. sqlmw hides
+// driver interfaces younger than itself and allocates at every call, so only
+// plain lock statements, whose one row of void and boolean needs neither, are
+// sent through it.
+type interceptor struct {
+	sqlmw.NullInterceptor
+	conn      *Conn
+	lane      lane
+	statement *locksql.Statement // the one being sent; database/sql sends one at a time
+}
+
+type lane interface {
+	driver.QueryerContext
+	driver.ExecerContext
+}
+
+// oneConn is a driver.Driver whose only connection exists already: sqlmw wraps
+// drivers, not connections.
+type oneConn struct{ driver.Conn }
+
+func (o oneConn) Open(string) (driver.Conn, error) { return o.Conn, nil }
+
+func (c *Conn) lockLane(st *locksql.Statement) lane {
+	if c.lock == nil {
+		i := &interceptor{conn: c}
+		wrapped, _ := sqlmw.Driver(oneConn{c.inner}, i).Open("") // fails only when oneConn does
+		i.lane = wrapped.(lane)
+		c.lock = i
+	}
+	c.lock.statement = st
+	return c.lock.lane
+}
+
+// ConnQueryContext implements sqlmw.Interceptor.
+func (i *interceptor) ConnQueryContext(ctx context.Context, inner driver.QueryerContext, query string, args []driver.NamedValue) (context.Context, driver.Rows, error) {
+	rows, err := i.conn.run(ctx, i.statement, args, func(ctx context.Context) (driver.Rows, error) {
+		return inner.QueryContext(ctx, query, args)
+	})
+	if err != nil {
+		return ctx, nil, err
+	}
+	return ctx, rows, nil
+}
+
+// ConnExecContext implements sqlmw.Interceptor.
+func (i *interceptor) ConnExecContext(ctx context.Context, inner driver.ExecerContext, query string, args []driver.NamedValue) (driver.Result, error) {
+	if needsRow(i.statement) {
+		queryArgs := args
+		if i.conn.pgx != nil && len(args) == 0 {
+			// As pgx's Exec does without arguments: in one round trip, and
+			// without a prepared statement that would stay behind.
+			queryArgs = []driver.NamedValue{{Ordinal: 1, Value: pgx.QueryExecModeExec}}
+		}
+		return i.conn.runAsQuery(ctx, i.statement, args, func(ctx context.Context) (driver.Rows, error) {
+			return i.conn.queryer.QueryContext(ctx, query, queryArgs)
+		})
+	}
+	return i.conn.runExec(ctx, i.statement, args, func(ctx context.Context) (driver.Result, error) {
+		return inner.ExecContext(ctx, query, args)
+	})
+}
+
+// needsRow reports whether only the row tells what a statement did: a try may
+// be answered false, and so may an unlock.
+func needsRow(st *locksql.Statement) bool {
+	for i := range st.Calls {
+		if f := st.Calls[i].Func; f.Try() || f.Release() && f != locksql.UnlockAll {
+			return true
+		}
+	}
+	return false
+}
+
+// runAsQuery runs an Exec as a query and answers as Exec would have.
+func (c *Conn) runAsQuery(ctx context.Context, st *locksql.Statement, args []driver.NamedValue, send func(context.Context) (driver.Rows, error)) (driver.Result, error) {
+	rows, err := c.run(ctx, st, args, send)
+	if err == nil {
+		err = rows.failure()
+	}
+	if err != nil {
+		return nil, err
+	}
+	return driver.RowsAffected(len(rows.rows)), rows.Close()
+}
+
+func (c *Conn) runExec(ctx context.Context, st *locksql.Statement, args []driver.NamedValue, send func(context.Context) (driver.Result, error)) (result driver.Result, err error) {
+	_, err = c.run(ctx, st, args, func(ctx context.Context) (driver.Rows, error) {
+		result, err = send(ctx)
+		return nil, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return result, nil
+}
+
+// run sends a plain lock statement, reads its one row where there is one, and
+// enters in the ledger what the server said. Everything the caller gets is as
+// the inner driver gave it, except where a rule at LevelError objects.
+func (c *Conn) run(ctx context.Context, st *locksql.Statement, args []driver.NamedValue, send func(context.Context) (driver.Rows, error)) (*replay, error) {
+	if st.Session {
+		c.askPoolMode(ctx)
+	}
+	attempts := c.attempts(st, args)
+	spanCtx, span := c.startWait(ctx, st, attempts)
+
+	// Before the send: from here on the server may have granted it, whatever
+	// happens to the answer (55P03 and 57014 race with the grant).
+	c.ledger.Send(attempts)
+	c.armed = true
+	defer c.rearm()
+
+	var read *replay
+	rows, err := send(spanCtx)
+	if err == nil && rows != nil {
+		read = readAll(rows)
+		err = read.failure()
+	}
+	if notRun(err) {
+		c.ledger.Unsent()
+		if errors.Is(err, driver.ErrSkip) {
+			return nil, err // database/sql asks in another way; the span is dropped
+		}
+		span.fail(err)
+		return given(read, err)
+	}
+	answers := c.answers(attempts, read, err)
+	c.ledger.Settle(attempts, answers, c.inTransaction())
+	span.end(attempts, answers, err)
+	if objection := c.judge(ctx, attempts, answers, err); objection != nil {
+		if read != nil {
+			_ = read.Close() // the row was read; the objection is what the caller gets
+		}
+		return nil, objection
+	}
+	return given(read, err)
+}
+
+// given is what the caller gets: an error met while reading the rows is said
+// by their Next, as by the inner driver's own.
+func given(read *replay, err error) (*replay, error) {
+	if read != nil {
+		return read, nil
+	}
+	return nil, err
+}
+
+// notRun reports whether an error proves that the statement was not executed:
+// it never left, or the transaction had failed before it.
+func notRun(err error) bool {
+	if err == nil {
+		return false
+	}
+	const inFailedSQLTransaction = "25P02"
+	return errors.Is(err, driver.ErrSkip) || errors.Is(err, driver.ErrBadConn) ||
+		pgconn.SafeToRetry(err) || sqlState(err) == inFailedSQLTransaction
+}
+
+// attempts are the calls of a statement with their keys worked out.
+func (c *Conn) attempts(st *locksql.Statement, args []driver.NamedValue) []ledger.Attempt[origin] {
+	values, _ := c.parameters(args)
+	attempts := make([]ledger.Attempt[origin], len(st.Calls))
+	var from origin
+	for i := range st.Calls {
+		call := &st.Calls[i]
+		if !call.Func.Release() && from.since.IsZero() {
+			from = origin{since: time.Now(), caller: callSite()}
+		}
+		key := call.Key(func(n int) (any, bool) {
+			if n < 1 || n > len(values) {
+				return nil, false
+			}
+			return keyValue(values[n-1].Value)
+		})
+		attempts[i] = ledger.Attempt[origin]{Func: call.Func, Key: key, Origin: from}
+	}
+	return attempts
+}
+
+// parameters returns the arguments that stand for $1, $2, ...: pgx takes its
+// options before them. rewritten is true when a pgx.QueryRewriter will change
+// text and arguments, so that nothing can be said about either.
+func (c *Conn) parameters(args []driver.NamedValue) (values []driver.NamedValue, rewritten bool) {
+	if c.pgx == nil {
+		return args, false
+	}
+	for i, a := range args {
+		switch a.Value.(type) {
+		case pgx.QueryExecMode, pgx.QueryResultFormats, pgx.QueryResultFormatsByOID:
+		case pgx.QueryRewriter:
+			return nil, true
+		default:
+			return args[i:], false
+		}
+	}
+	return nil, false
+}
+
+// keyValue turns an argument into what locksql evaluates: nil, an int64, or
+// the text that PostgreSQL's integer input would read. ok is false for a value
+// whose text only the driver underneath knows.
+func keyValue(v any) (value any, ok bool) {
+	defer func() {
+		if recover() != nil { // a Valuer of the caller's; pgx will call it again and report
+			value, ok = nil, false
+		}
+	}()
+	for range 8 { // pointers to pointers, Valuers that give Valuers: not for ever
+		switch x := v.(type) {
+		case nil:
+			return nil, true
+		case int64:
+			return x, true
+		case string:
+			return x, true
+		case driver.Valuer:
+			if rv := reflect.ValueOf(x); rv.Kind() == reflect.Pointer && rv.IsNil() {
+				return nil, true
+			}
+			next, err := x.Value()
+			if err != nil {
+				return nil, false
+			}
+			v = next
+			continue
+		}
+		rv := reflect.ValueOf(v)
+		switch rv.Kind() {
+		case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64:
+			return rv.Int(), true
+		case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
+			return int64(rv.Uint()), rv.Uint() <= 1<<63-1
+		case reflect.Float32, reflect.Float64:
+			n := int64(rv.Float())
+			return n, float64(n) == rv.Float()
+		case reflect.String:
+			return rv.String(), true
+		case reflect.Pointer:
+			if rv.IsNil() {
+				return nil, true
+			}
+			v = rv.Elem().Interface()
+		default:
+			return nil, false
+		}
+	}
+	return nil, false
+}
+
+// answers reads what the server said to each call. Without a row, as for an
+// Exec of calls that wait, success is the answer.
+func (c *Conn) answers(attempts []ledger.Attempt[origin], read *replay, err error) []ledger.Answer {
+	answers := make([]ledger.Answer, len(attempts))
+	if err != nil || read != nil && len(read.rows) != 1 {
+		return answers // all Unknown
+	}
+	for i, at := range attempts {
+		switch {
+		case read != nil:
+			answers[i] = answerOf(at.Func, read.rows[0][i])
+		case at.Key.Kind == locksql.KeyNull:
+			answers[i] = ledger.Null
+		default:
+			answers[i] = ledger.Yes
+		}
+	}
+	return answers
+}
+
+// answerOf reads one column. The functions that wait return void, which is
+// some value or other in every driver, but NULL for a NULL key.
+func answerOf(f locksql.Func, v driver.Value) ledger.Answer {
+	if v == nil {
+		return ledger.Null
+	}
+	if f.Blocking() || f == locksql.UnlockAll {
+		return ledger.Yes
+	}
+	var text string
+	switch v := v.(type) {
+	case bool:
+		if v {
+			return ledger.Yes
+		}
+		return ledger.No
+	case []byte:
+		text = string(v)
+	case string:
+		text = v
+	}
+	switch text {
+	case "t", "true":
+		return ledger.Yes
+	case "f", "false":
+		return ledger.No
+	}
+	return ledger.Unknown
+}
+
+// judge brings the answers before the rules. What it returns is for the
+// caller, in place of the rows.
+func (c *Conn) judge(ctx context.Context, attempts []ledger.Attempt[origin], answers []ledger.Answer, err error) error {
+	for i, at := range attempts {
+		if at.Func.Release() && answers[i] == ledger.No {
+			if objection := c.reportNotHeld(ctx, at, err); objection != nil {
+				return objection
+			}
+		}
+	}
+	return nil
+}
+
+func (c *Conn) reportNotHeld(ctx context.Context, at ledger.Attempt[origin], err error) error {
+	level := c.connector.discipline.level(RuleUnlockNotHeld)
+	if level == LevelOff {
+		return nil
+	}
+	e := c.event(RuleUnlockNotHeld, level, []Lock{attemptedLock(at)})
+	e.Caller, e.Err = callSite(), err
+	for _, l := range c.ledger.Held() {
+		if !l.Xact {
+			e.Locks = append(e.Locks, publicLock(l))
+		}
+	}
+	c.connector.deliver(ctx, e)
+	if level == LevelError {
+		return &RuleError{Event: e, Fix: RuleUnlockNotHeld.fix()}
+	}
+	return nil
+}
+
+// event is an Event with what the connection knows of itself.
+func (c *Conn) event(r Rule, level Level, locks []Lock) Event {
+	e := Event{Time: time.Now(), Rule: r, Level: level, Locks: locks, BackendPID: c.backendPID.Load(), PoolMode: c.poolMode()}
+	if len(locks) > 0 {
+		e.Caller = locks[0].Caller
+	}
+	return e
+}
+
+// parse finds the lock calls of a text, as the connection's own setting of
+// standard_conforming_strings has it read.
+func (c *Conn) parse(query string) *locksql.Statement {
+	standard := c.pgx == nil || c.pgx.PgConn().ParameterStatus("standard_conforming_strings") != "off"
+	return c.connector.recognizer.Parse(query, standard)
+}
+
+// plain reports whether a statement can be counted call by call.
+func (c *Conn) plain(st *locksql.Statement, args []driver.NamedValue) bool {
+	if st.Form != locksql.Plain {
+		return false
+	}
+	_, rewritten := c.parameters(args)
+	return !rewritten
+}
+
+// opaque sends a statement that is not counted call by call: it may take locks
+// in a number that only the server knows, or change what is held without
+// naming a lock function, or merely have been looked at because the connection
+// is armed.
+func (c *Conn) opaque(ctx context.Context, st *locksql.Statement, send func() error) error {
+	executes := c.ledger.Before(st.Steps)
+	session := st.Session && st.Form != locksql.NoCall || executes
+	if session {
+		c.askPoolMode(ctx)
+	}
+	switch {
+	case session && st.Deferred:
+		c.ledger.Declare()
+	case session:
+		c.ledger.Taint()
+	}
+	c.rearm()
+	defer c.rearm()
+
+	span := c.startOpaque(ctx, st)
+	err := send()
+	span.endOpaque(err)
+	if err == nil {
+		c.ledger.After(st.Steps)
+		c.followTransaction(st.Steps)
+	}
+	if c.armed && c.settled() && !c.inTransaction() {
+		c.ledger.EndTransaction()
+	}
+	return err
+}
+
+// settled reports whether inTransaction can be believed: while rows are open
+// the last ReadyForQuery is that of an earlier statement.
+func (c *Conn) settled() bool { return c.pgx == nil || !c.pgx.PgConn().IsBusy() }
+
+// followTransaction keeps inTx for drivers that do not tell.
+func (c *Conn) followTransaction(steps []locksql.Step) {
+	for _, s := range steps {
+		switch s.Kind {
+		case locksql.StepBegin:
+			c.inTx = true
+		case locksql.StepCommit, locksql.StepRollback, locksql.StepPrepareTransaction:
+			c.inTx = s.Chain
+		}
+	}
+}
+
+// mayExecute reports whether a text may be an EXECUTE, which must not be
+// prepared behind the ledger's back: what it names can be PREPAREd with a lock
+// call later.
+func mayExecute(query string) bool {
+	query = strings.TrimLeft(query, " \t\r\n\f\v")
+	return query != "" && (query[0]|0x20 == 'e' || query[0] == '-' || query[0] == '/')
+}
+
+// stmt is a prepared statement that takes part in the lane; all others are the
+// inner driver's own.
+type stmt struct {
+	driver.Stmt
+	conn      *Conn
+	statement *locksql.Statement
+}
+
+var (
+	_ driver.StmtQueryContext  = (*stmt)(nil)
+	_ driver.StmtExecContext   = (*stmt)(nil)
+	_ driver.NamedValueChecker = (*stmt)(nil)
+	_ driver.ColumnConverter   = convertingStmt{} //nolint:staticcheck // for drivers that have it
+)
+
+// convertingStmt is a stmt whose inner one converts arguments by column.
+// database/sql takes another path for those, so the method must not be there
+// for the others.
+type convertingStmt struct {
+	*stmt
+	converter driver.ColumnConverter //nolint:staticcheck // for drivers that have it
+}
+
+func (s convertingStmt) ColumnConverter(i int) driver.ValueConverter {
+	return s.converter.ColumnConverter(i)
+}
+
+func newStmt(c *Conn, inner driver.Stmt, st *locksql.Statement) driver.Stmt {
+	s := &stmt{Stmt: inner, conn: c, statement: st}
+	if conv, ok := inner.(driver.ColumnConverter); ok { //nolint:staticcheck // as above
+		return convertingStmt{s, conv}
+	}
+	return s
+}
+
+// CheckNamedValue implements driver.NamedValueChecker: the inner statement's,
+// or else the inner connection's, as database/sql looks for it.
+func (s *stmt) CheckNamedValue(nv *driver.NamedValue) error {
+	if checker, ok := s.Stmt.(driver.NamedValueChecker); ok {
+		return checker.CheckNamedValue(nv)
+	}
+	return s.conn.CheckNamedValue(nv)
+}
+
+// QueryContext implements driver.StmtQueryContext.
+func (s *stmt) QueryContext(ctx context.Context, args []driver.NamedValue) (driver.Rows, error) {
+	if s.conn.plain(s.statement, args) {
+		rows, err := s.conn.run(ctx, s.statement, args, func(ctx context.Context) (driver.Rows, error) {
+			return s.query(ctx, args)
+		})
+		if err != nil {
+			return nil, err
+		}
+		return rows, nil
+	}
+	var rows driver.Rows
+	err := s.conn.opaque(ctx, s.statement, func() (err error) {
+		rows, err = s.query(ctx, args)
+		return err
+	})
+	return rows, err
+}
+
+// ExecContext implements driver.StmtExecContext.
+func (s *stmt) ExecContext(ctx context.Context, args []driver.NamedValue) (driver.Result, error) {
+	switch {
+	case !s.conn.plain(s.statement, args):
+		var result driver.Result
+		err := s.conn.opaque(ctx, s.statement, func() (err error) {
+			result, err = s.exec(ctx, args)
+			return err
+		})
+		return result, err
+	case needsRow(s.statement):
+		return s.conn.runAsQuery(ctx, s.statement, args, func(ctx context.Context) (driver.Rows, error) {
+			return s.query(ctx, args)
+		})
+	}
+	return s.conn.runExec(ctx, s.statement, args, func(ctx context.Context) (driver.Result, error) {
+		return s.exec(ctx, args)
+	})
+}
+
+func (s *stmt) query(ctx context.Context, args []driver.NamedValue) (driver.Rows, error) {
+	if q, ok := s.Stmt.(driver.StmtQueryContext); ok {
+		return q.QueryContext(ctx, args)
+	}
+	values, err := unnamed(ctx, args)
+	if err != nil {
+		return nil, err
+	}
+	return s.Stmt.Query(values) //nolint:staticcheck // drivers that have nothing newer
+}
+
+func (s *stmt) exec(ctx context.Context, args []driver.NamedValue) (driver.Result, error) {
+	if e, ok := s.Stmt.(driver.StmtExecContext); ok {
+		return e.ExecContext(ctx, args)
+	}
+	values, err := unnamed(ctx, args)
+	if err != nil {
+		return nil, err
+	}
+	return s.Stmt.Exec(values) //nolint:staticcheck // drivers that have nothing newer
+}
+
+// replay hands out rows that were read to learn the outcome. It offers every
+// optional Rows interface, because sqlmw takes the inner rows' set for granted
+// (it unwraps) and panics where one is missing; where the inner rows lack one
+// it answers as database/sql does.
+type replay struct {
+	inner driver.Rows
+	rows  [][]driver.Value
+	err   error // what Next says after them: io.EOF, or what went wrong
+	next  int
+}
+
+var (
+	_ driver.RowsNextResultSet              = (*replay)(nil)
+	_ driver.RowsColumnTypeDatabaseTypeName = (*replay)(nil)
+	_ driver.RowsColumnTypeLength           = (*replay)(nil)
+	_ driver.RowsColumnTypeNullable         = (*replay)(nil)
+	_ driver.RowsColumnTypePrecisionScale   = (*replay)(nil)
+	_ driver.RowsColumnTypeScanType         = (*replay)(nil)
+	_ sqlmw.RowsUnwrapper                   = (*replay)(nil)
+)
+
+// readAll reads to the end, after which the connection is idle and its
+// transaction status fresh.
+func readAll(rows driver.Rows) *replay {
+	r := &replay{inner: rows}
+	for {
+		row := make([]driver.Value, len(rows.Columns()))
+		if r.err = rows.Next(row); r.err != nil {
+			return r
+		}
+		for i, v := range row {
+			if b, ok := v.([]byte); ok {
+				row[i] = bytes.Clone(b) // the driver's only until its next Next
+			}
+		}
+		r.rows = append(r.rows, row)
+	}
+}
+
+// failure returns the error that ended the rows early, or nil.
+func (r *replay) failure() error {
+	if r.err == io.EOF {
+		return nil
+	}
+	return r.err
+}
+
+func (r *replay) Unwrap() driver.Rows { return r.inner }
+func (r *replay) Columns() []string   { return r.inner.Columns() }
+func (r *replay) Close() error        { return r.inner.Close() }
+
+func (r *replay) Next(dest []driver.Value) error {
+	if r.next == len(r.rows) {
+		return r.err
+	}
+	copy(dest, r.rows[r.next])
+	r.next++
+	return nil
+}
+
+func (r *replay) HasNextResultSet() bool {
+	n, ok := r.inner.(driver.RowsNextResultSet)
+	return ok && n.HasNextResultSet()
+}
+
+func (r *replay) NextResultSet() error {
+	if n, ok := r.inner.(driver.RowsNextResultSet); ok {
+		return n.NextResultSet()
+	}
+	return io.EOF
+}
+
+func (r *replay) ColumnTypeDatabaseTypeName(i int) string {
+	if t, ok := r.inner.(driver.RowsColumnTypeDatabaseTypeName); ok {
+		return t.ColumnTypeDatabaseTypeName(i)
+	}
+	return ""
+}
+
+func (r *replay) ColumnTypeLength(i int) (length int64, ok bool) {
+	if t, ok := r.inner.(driver.RowsColumnTypeLength); ok {
+		return t.ColumnTypeLength(i)
+	}
+	return 0, false
+}
+
+func (r *replay) ColumnTypeNullable(i int) (nullable, ok bool) {
+	if t, ok := r.inner.(driver.RowsColumnTypeNullable); ok {
+		return t.ColumnTypeNullable(i)
+	}
+	return false, false
+}
+
+func (r *replay) ColumnTypePrecisionScale(i int) (precision, scale int64, ok bool) {
+	if t, ok := r.inner.(driver.RowsColumnTypePrecisionScale); ok {
+		return t.ColumnTypePrecisionScale(i)
+	}
+	return 0, 0, false
+}
+
+func (r *replay) ColumnTypeScanType(i int) reflect.Type {
+	if t, ok := r.inner.(driver.RowsColumnTypeScanType); ok {
+		return t.ColumnTypeScanType(i)
+	}
+	return reflect.TypeFor[any]()
+}

@@ -1,0 +1,417 @@
+// Package ledger keeps what one connection holds: how often each advisory
+// lock was taken, at which level, and whether that account can be trusted.
+//
+// It counts as PostgreSQL does. Session locks outlive the transaction they
+// were taken in and are given back one by one; exclusive and share counts are
+// separate; transaction locks end with the transaction or with the savepoint
+// that precedes them (PostgreSQL manual, 13.3.5 Advisory Locks).
+//
+// It knows SQL only through [locksql] and nothing of database/sql: who sends
+// what, and over which connection, is the driver's business.
+package ledger
+
+import (
+	"slices"
+	"sync"
+
+	"github.com/pgadvlock/pgadvlock/internal/locksql"
+)
+
+// State says how far a ledger can be trusted.
+type State uint8
+
+const (
+	Clean   State = iota // no session lock is held
+	Exact                // the session locks held are those in the ledger
+	Tainted              // more may be held: something ran that could not be counted
+	Escaped              // the raw connection was lent out; anything may have happened on it
+)
+
+// String returns the state's name in lower case.
+func (s State) String() string {
+	return [...]string{"clean", "exact", "tainted", "escaped"}[s]
+}
+
+// Lock is one line of the account. Origin is whatever the driver wants to
+// know about the first acquire that is still held.
+type Lock[Origin any] struct {
+	Key    locksql.Key
+	Share  bool
+	Xact   bool
+	Count  int
+	Origin Origin
+}
+
+// Attempt is one call of a statement that is about to be sent.
+type Attempt[Origin any] struct {
+	Func   locksql.Func
+	Key    locksql.Key
+	Origin Origin
+}
+
+// Answer is what the server said to one call.
+type Answer uint8
+
+const (
+	Unknown Answer = iota // it did not say, or not so that it could be understood
+	Yes                   // acquired, or released
+	No                    // a try that found the lock taken, or an unlock of what was not held
+	Null                  // a NULL key: the strict function was not run
+)
+
+// Ledger is the account of one connection. The zero value is a clean ledger.
+// Its methods are safe for concurrent use: the connection writes, observers
+// such as Connector.Sessions read.
+type Ledger[Origin any] struct {
+	mu sync.Mutex // guards all below
+
+	session account[Origin]
+	xact    account[Origin]
+	marks   []savepoint
+	trail   []id // transaction locks in the order taken, for ROLLBACK TO
+
+	pending bool // sent, not answered yet
+	waiting []Attempt[Origin]
+	tainted bool
+	escaped bool
+
+	cursor   bool                // a DECLAREd cursor may still take locks, at FETCH or COMMIT
+	prepared map[string]struct{} // PREPAREd statements with a session-level call in them
+}
+
+// id is what makes two acquires the same line.
+type id struct {
+	key   locksql.Key
+	share bool
+}
+
+type savepoint struct {
+	name  string
+	taken int // length of the trail when it was set
+}
+
+// account is a set of locks that remembers the order of the first acquires.
+type account[Origin any] struct {
+	locks map[id]*line[Origin]
+	last  uint64
+}
+
+type line[Origin any] struct {
+	Lock[Origin]
+	seq uint64
+}
+
+func (a *account[O]) add(at Attempt[O]) {
+	k := id{at.Key, at.Func.Share()}
+	if l := a.locks[k]; l != nil {
+		l.Count++
+		return
+	}
+	if a.locks == nil {
+		a.locks = make(map[id]*line[O])
+	}
+	a.last++
+	a.locks[k] = &line[O]{
+		Lock: Lock[O]{Key: at.Key, Share: at.Func.Share(), Xact: !at.Func.Session(), Count: 1, Origin: at.Origin},
+		seq:  a.last,
+	}
+}
+
+// remove takes one count away; false when there is none.
+func (a *account[O]) remove(k id) bool {
+	l := a.locks[k]
+	if l == nil {
+		return false
+	}
+	if l.Count--; l.Count == 0 {
+		delete(a.locks, k)
+	}
+	return true
+}
+
+// lines returns the locks, oldest first.
+func (a *account[O]) lines() []Lock[O] {
+	ordered := make([]*line[O], 0, len(a.locks))
+	for _, l := range a.locks {
+		ordered = append(ordered, l)
+	}
+	slices.SortFunc(ordered, func(x, y *line[O]) int {
+		if x.seq < y.seq {
+			return -1
+		}
+		return 1
+	})
+	locks := make([]Lock[O], len(ordered))
+	for i, l := range ordered {
+		locks[i] = l.Lock
+	}
+	return locks
+}
+
+// State returns how far the ledger can be trusted now.
+func (l *Ledger[O]) State() State {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.state()
+}
+
+func (l *Ledger[O]) state() State {
+	switch {
+	case l.tainted || l.pending:
+		return Tainted
+	case l.escaped:
+		return Escaped
+	case len(l.session.locks) > 0:
+		return Exact
+	}
+	return Clean
+}
+
+// Armed reports whether the driver must look at every statement of the
+// connection, because some may change what is held without naming a lock
+// function: transaction control, EXECUTE, DISCARD.
+func (l *Ledger[O]) Armed() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.state() != Clean || len(l.xact.locks) > 0 || len(l.prepared) > 0 || l.cursor
+}
+
+// Held returns the locks in the ledger, oldest first, session locks before
+// transaction locks.
+func (l *Ledger[O]) Held() []Lock[O] {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.held()
+}
+
+func (l *Ledger[O]) held() []Lock[O] {
+	return append(l.session.lines(), l.xact.lines()...)
+}
+
+// Snapshot returns the state, what is held and what is waited for, as they
+// are at one moment.
+func (l *Ledger[O]) Snapshot() (State, []Lock[O], []Attempt[O]) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.state(), l.held(), slices.Clone(l.waiting)
+}
+
+// Count returns how often the session lock of that key and mode is held, as
+// far as the ledger knows.
+func (l *Ledger[O]) Count(key locksql.Key, share bool) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if line := l.session.locks[id{key, share}]; line != nil {
+		return line.Count
+	}
+	return 0
+}
+
+// Send records that a plain lock statement is about to be sent. Until
+// [Ledger.Settle], the ledger is tainted: if the connection is lost in
+// between, nobody can say whether the lock was granted.
+func (l *Ledger[O]) Send(attempts []Attempt[O]) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.pending = true
+	for _, at := range attempts {
+		if at.Func.Blocking() {
+			l.waiting = append(l.waiting, at)
+		}
+	}
+}
+
+// Unsent takes a Send back: the statement never left, or the server refused
+// it before running it.
+func (l *Ledger[O]) Unsent() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.pending, l.waiting = false, nil
+}
+
+// Settle enters what the server answered to the attempts of the last Send, in
+// their order. inTransaction says whether the statement left a transaction
+// open; outside one, transaction locks are gone by now.
+func (l *Ledger[O]) Settle(attempts []Attempt[O], answers []Answer, inTransaction bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.pending, l.waiting = false, nil
+	for i, at := range attempts {
+		l.settle(at, answers[i], inTransaction)
+	}
+	if !inTransaction {
+		l.endTransaction()
+	}
+}
+
+func (l *Ledger[O]) settle(at Attempt[O], answer Answer, inTransaction bool) {
+	f := at.Func
+	switch {
+	case answer == Unknown:
+		l.tainted = l.tainted || f.Session()
+	case f == locksql.UnlockAll:
+		l.releasedAll()
+	case f.Release():
+		// A release that contradicts the account: the account is wrong, for
+		// instance because one key was spelled in two ways.
+		known := l.session.locks[id{at.Key, f.Share()}] != nil
+		if answer == Yes && !l.session.remove(id{at.Key, f.Share()}) || answer == No && known {
+			l.tainted = true
+		}
+	case answer != Yes:
+	case at.Key.Kind == locksql.KeyUnknown || at.Key.Kind == locksql.KeyNull:
+		// Taken, but under a key that nobody could recognise again.
+		l.tainted = l.tainted || f.Session()
+	case f.Session():
+		l.session.add(at)
+	case inTransaction:
+		l.xact.add(at)
+		l.trail = append(l.trail, id{at.Key, f.Share()})
+	}
+}
+
+// releasedAll enters that the session gave all its session locks back. A
+// cursor that is still open may take more, so it keeps the ledger tainted.
+func (l *Ledger[O]) releasedAll() {
+	l.session.locks = nil
+	l.tainted = l.cursor
+}
+
+// Taint records that something is about to run that may take session locks
+// unseen. It lasts until all are known to be gone.
+func (l *Ledger[O]) Taint() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.tainted = true
+}
+
+// Declare records a cursor whose query calls a session-level function.
+func (l *Ledger[O]) Declare() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.tainted, l.cursor = true, true
+}
+
+// Escape records that the raw connection was lent out.
+func (l *Ledger[O]) Escape() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.escaped = true
+}
+
+// Before enters the steps of a text that is about to be sent, and reports
+// whether one of them executes a statement that was PREPAREd with a
+// session-level call in it. PREPARE is entered here because an error behind it
+// does not undo it.
+func (l *Ledger[O]) Before(steps []locksql.Step) (executes bool) {
+	if len(steps) == 0 {
+		return false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, s := range steps {
+		switch s.Kind {
+		case locksql.StepPrepare:
+			l.prepare(s)
+		case locksql.StepExecute:
+			_, prepared := l.prepared[s.Name]
+			executes = executes || prepared
+		}
+	}
+	return executes
+}
+
+func (l *Ledger[O]) prepare(s locksql.Step) {
+	if !s.Session {
+		return
+	}
+	if l.prepared == nil {
+		l.prepared = make(map[string]struct{})
+	}
+	l.prepared[s.Name] = struct{}{}
+}
+
+// After enters the steps of a text that the server has run without an error.
+func (l *Ledger[O]) After(steps []locksql.Step) {
+	if len(steps) == 0 {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, s := range steps {
+		switch s.Kind {
+		case locksql.StepCommit, locksql.StepRollback, locksql.StepPrepareTransaction:
+			// AND CHAIN opens the next one, which begins with nothing.
+			l.endTransaction()
+		case locksql.StepSavepoint:
+			l.marks = append(l.marks, savepoint{s.Name, len(l.trail)})
+		case locksql.StepRelease:
+			if i := l.mark(s.Name); i >= 0 {
+				l.marks = l.marks[:i]
+			}
+		case locksql.StepRollbackTo:
+			l.rollbackTo(s.Name)
+		case locksql.StepPrepare:
+			l.prepare(s)
+		case locksql.StepDeallocate:
+			if s.Name == "" {
+				clear(l.prepared)
+			} else {
+				delete(l.prepared, s.Name)
+			}
+		case locksql.StepDiscardAll:
+			clear(l.prepared)
+			l.cursor = false // DISCARD ALL closes all portals
+			l.releasedAll()
+		}
+	}
+}
+
+// mark returns the index of the innermost savepoint of that name, or -1.
+func (l *Ledger[O]) mark(name string) int {
+	for i := len(l.marks) - 1; i >= 0; i-- {
+		if l.marks[i].name == name {
+			return i
+		}
+	}
+	return -1
+}
+
+// rollbackTo drops the transaction locks taken after the savepoint. One that
+// the ledger never saw was set before the first lock was taken.
+func (l *Ledger[O]) rollbackTo(name string) {
+	taken := 0
+	if i := l.mark(name); i >= 0 {
+		taken = l.marks[i].taken
+		l.marks = l.marks[:i+1]
+	} else {
+		l.marks = nil
+	}
+	for _, k := range l.trail[taken:] {
+		l.xact.remove(k)
+	}
+	l.trail = l.trail[:taken]
+}
+
+// EndTransaction enters that the transaction is over, however it ended.
+func (l *Ledger[O]) EndTransaction() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.endTransaction()
+}
+
+func (l *Ledger[O]) endTransaction() {
+	l.xact.locks, l.trail, l.marks = nil, nil, nil
+}
+
+// Returned enters that the connection holds nothing any more and is idle: all
+// session locks were released, no transaction is open, and a cursor WITH HOLD
+// has run its query at COMMIT. What was PREPAREd stays.
+func (l *Ledger[O]) Returned() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.endTransaction()
+	l.session.locks = nil
+	l.pending, l.waiting = false, nil
+	l.tainted, l.escaped, l.cursor = false, false, false
+}

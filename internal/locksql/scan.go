@@ -1,0 +1,305 @@
+package locksql
+
+// scan reads to the end of a statement, or of the whole text of code in a string, and finds the calls in it.
+type scan struct {
+	*walker
+	found found
+
+	level         // the innermost parenthesis
+	outer []level // the ones around it
+	opens int     // the call whose parenthesis comes next, as level.call
+
+	words  [3]keyword // the last three tokens, 0 where one is not a keyword
+	before keyword    // the token before the current name
+	parts  int        // of the current name: 2 in a.b
+	schema token      // the part before the last
+	start  int        // of the current name
+	dotted bool       // the last token is the dot in a name
+
+	execute  bool   // AS EXECUTE is in it
+	executes string // the prepared statement's name
+
+	routine, atomic, first bool // CREATE FUNCTION; in its BEGIN ATOMIC; at the beginning of a statement there
+
+	dynamic   bool  // code: has EXECUTE
+	inStrings found // code: what its strings may do when it has
+}
+
+// level is a pair of parentheses, or the whole statement. A level with SELECT in it is a query, or several, one after
+// the other: UNION.
+type level struct {
+	call   int // 1 + index of the call whose arguments these are
+	args   int // where the first argument begins
+	commas int
+	comma  int // the first
+
+	clause clause
+	item   bool // a FROM item comes next
+	isItem bool // this parenthesis is one
+
+	// Of the current query:
+	rows    bool // it has the rows of a table
+	locks   bool // a lock function is evaluated in it
+	columns bool // with an argument that is no constant, so it may depend on the query around
+
+	allRows, allLocks, allColumns bool // of the queries before it, too
+}
+
+type clause uint8
+
+const (
+	noQuery clause = iota
+	inList
+	inFrom
+	afterFrom
+)
+
+func (s *scan) run() {
+	for s.tok.kind != tEOF && s.tok.kind != tUnterminated {
+		first := false
+		if s.tok.kind == ';' && len(s.outer) == 0 {
+			if s.depth == 0 && !s.atomic {
+				break
+			}
+			s.endQuery()
+			s.clause, first = noQuery, true
+		}
+		t := s.advance()
+		k := s.keyword(t)
+		switch t.kind {
+		case tIdent, tQuoted:
+			if !s.dotted {
+				s.parts, s.start, s.before = 0, t.start, s.words[2]
+			}
+			s.parts++
+			if s.tok.kind == '.' {
+				s.schema = t
+				break
+			}
+			if s.parts > 1 {
+				k = 0
+			}
+			first = s.word(t, k)
+		case '(':
+			s.push(t)
+		case ')':
+			s.pop(t)
+		case ',':
+			if s.commas == 0 {
+				s.comma = t.start
+			}
+			s.commas++
+			s.item = s.clause == inFrom
+		case tString:
+			if s.depth > 0 && s.calls {
+				s.string(t)
+			}
+		}
+		s.dotted = t.kind == '.' && s.parts > 0
+		if !s.dotted && t.kind != tIdent && t.kind != tQuoted {
+			s.parts = 0
+		}
+		s.words = [3]keyword{s.words[1], s.words[2], k}
+		s.first = first
+	}
+	for len(s.outer) > 0 {
+		s.pop(s.tok)
+	}
+	s.endQuery()
+}
+
+// word takes in a name or keyword that is complete. It returns true where a statement of a routine's body begins.
+func (s *scan) word(t token, k keyword) bool {
+	if s.tok.kind == '(' && s.calls && s.function(t) {
+		s.item = false
+		return false
+	}
+	if s.item {
+		s.fromItem(t, k)
+	}
+	switch k {
+	case kwSelect, kwPerform, kwValues:
+		s.endQuery()
+		s.clause, s.item = inList, false
+	case kwInsert:
+		if s.clause == noQuery {
+			s.clause = inList
+		}
+	case kwUpdate, kwDelete, kwMerge:
+		if s.clause == noQuery {
+			s.clause, s.rows = afterFrom, true
+		}
+	case kwFrom:
+		if s.clause == inList && s.words[2] != kwDistinct {
+			s.clause, s.item = inFrom, true
+		}
+	case kwJoin:
+		s.item = s.clause == inFrom
+	case kwWhere, kwGroup, kwHaving, kwWindow, kwOrder, kwLimit, kwOffset, kwFetch, kwFor, kwReturning, kwUnion, kwIntersect, kwExcept:
+		if s.clause == inFrom {
+			s.clause = afterFrom
+		}
+	case kwExecute:
+		s.dynamic = true
+		if s.words[2] == kwAs && len(s.outer) == 0 && s.depth == 0 {
+			s.execute = true
+			if s.named() {
+				s.executes = s.name(s.tok)
+			}
+		}
+	case kwAtomic:
+		if s.routine && len(s.outer) == 0 && s.words[2] == kwBegin {
+			s.atomic = true
+			return true
+		}
+	case kwEnd:
+		// A statement cannot begin with END there, so this is the end of the body; that of a CASE comes later in one.
+		if s.atomic && s.first {
+			s.atomic = false
+		}
+	}
+	return false
+}
+
+// fromItem takes in a word where a FROM item is expected.
+func (s *scan) fromItem(t token, k keyword) {
+	switch {
+	case k == kwLateral, k == kwOnly, k == kwRows, k == kwFrom:
+		return
+	case s.tok.kind == '(':
+		s.rows = s.rows || manyRows(s.name(t))
+	case k != kwSelect && k != kwValues && k != kwWith:
+		s.rows = true
+	}
+	s.item = false
+}
+
+// manyRows reports whether a function is one of those that make a table of what they are given; of others in FROM it
+// is not known, and they are taken for one row.
+func manyRows(name string) bool {
+	switch name {
+	case "unnest", "generate_series", "generate_subscripts", "string_to_table", "regexp_split_to_table", "regexp_matches",
+		"json_array_elements", "json_array_elements_text", "jsonb_array_elements", "jsonb_array_elements_text",
+		"json_each", "json_each_text", "jsonb_each", "jsonb_each_text", "json_to_recordset", "jsonb_to_recordset":
+		return true
+	}
+	return false
+}
+
+// function takes in a name before a parenthesis; false: it is none of the functions looked for, or not called.
+func (s *scan) function(t token) bool {
+	switch s.before {
+	case kwAs, kwInto, kwTable, kwExists, kwWith, kwRecursive, kwReferences, kwCopy:
+		return false // a name with a column list
+	case kwCall:
+		s.found.add(found{locks: true, session: true})
+	}
+	name, schema := s.name(t), ""
+	if s.parts > 1 {
+		schema = s.name(s.schema)
+	}
+	f, ok := familyFunc(name)
+	if ok && (s.parts == 1 || s.parts == 2 && schema == "pg_catalog") {
+		s.call(f)
+		return true
+	}
+	if ok || s.r.configured(schema, name) {
+		s.found.add(found{locks: true, session: true})
+		s.columns = true
+		return true
+	}
+	return false
+}
+
+// call takes in a call of the family; its parenthesis comes next.
+func (s *scan) call(f Func) {
+	s.found.add(found{locks: true, session: f.Session()})
+	ahead := s.parser
+	ahead.advance()
+	args, constant := ahead.plainArgs(f)
+	switch {
+	case !constant:
+		s.columns = true
+	case !s.item: // FROM pg_try_advisory_lock(1) is evaluated once
+		s.locks = true
+	}
+	if len(s.st.Calls) == maxCalls {
+		return
+	}
+	c := Call{Func: f, Args: args, Start: s.base + s.start}
+	if s.whole != nil {
+		c.Start, c.End = s.whole.start, s.whole.end
+	}
+	s.st.Calls = append(s.st.Calls, c)
+	s.opens = len(s.st.Calls)
+}
+
+// string takes in a string in code.
+func (s *scan) string(t token) {
+	s.found.add(s.code(t, true))
+	if text, _ := s.unquote(t); s.r.Mentions(text) {
+		s.inStrings.add(s.raw(text))
+	}
+}
+
+func (s *scan) push(t token) {
+	child := level{call: s.opens, args: t.end, isItem: s.item}
+	s.opens = 0
+	if s.item {
+		s.item = false
+		child.clause, child.item = inFrom, true // perhaps a join; SELECT changes it
+	}
+	s.outer = append(s.outer, s.level)
+	s.level = child
+}
+
+// pop closes the innermost parenthesis, at t.
+func (s *scan) pop(t token) {
+	if len(s.outer) == 0 {
+		return // a syntax error
+	}
+	query := s.clause != noQuery
+	s.endQuery()
+	child := s.level
+	s.level = s.outer[len(s.outer)-1]
+	s.outer = s.outer[:len(s.outer)-1]
+	if child.call > 0 {
+		s.closeCall(&s.st.Calls[child.call-1], child, t)
+	}
+	s.columns = s.columns || child.allColumns
+	switch {
+	case child.isItem:
+		s.rows = s.rows || child.allRows
+	case !query:
+		s.locks = s.locks || child.allLocks // a query whose arguments are constants is evaluated once
+	}
+}
+
+// closeCall fills in what is known at the end of a call.
+func (s *scan) closeCall(c *Call, l level, t token) {
+	if s.whole == nil {
+		c.End = s.base + t.end
+	}
+	if c.Args == nil && t.start > l.args && l.commas < 2 {
+		if l.commas == 1 {
+			c.Args = append(c.Args, s.render(l.args, l.comma, value{}))
+			l.args = l.comma + 1
+		}
+		c.Args = append(c.Args, s.render(l.args, t.start, value{}))
+	}
+	if l.commas > 0 {
+		c.Space = Pair
+	}
+}
+
+// endQuery closes the query of the level; another may follow it.
+func (s *scan) endQuery() {
+	l := &s.level
+	if l.rows && (l.locks || l.columns) {
+		s.found.perRow = true
+	}
+	l.allRows = l.allRows || l.rows
+	l.allLocks = l.allLocks || l.locks
+	l.allColumns = l.allColumns || l.columns
+	l.rows, l.locks, l.columns = false, false, false
+}

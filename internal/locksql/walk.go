@@ -1,0 +1,276 @@
+package locksql
+
+import "strings"
+
+// The walk over texts that are not of the plain form: every statement in them is taken for executed unless its first
+// words say that it only defines, prepares or explains. Calls are names of the family before a parenthesis; what is in
+// the parentheses is looked at for reports only.
+
+// walker reads the statements of one text into st, or a string of it that may be run as code.
+type walker struct {
+	parser
+	r     *Recognizer
+	st    *Statement
+	calls bool // look for calls; false: the text mentions none, only steps are of interest
+
+	// For a string in the text:
+	depth int    // how deep in strings in strings
+	base  int    // where src begins in the text
+	whole *token // the literal in the text, when src is not in it byte for byte
+}
+
+const (
+	maxCalls = 100 // the calls kept for reports
+	maxCode  = 3   // how deep code in strings in strings is read; below, every mention is taken for a call
+)
+
+// found is what a stretch of text does when it is executed.
+type found struct {
+	locks, session, perRow bool
+}
+
+func (f *found) add(g found) {
+	f.locks = f.locks || g.locks
+	f.session = f.session || g.session
+	f.perRow = f.perRow || g.perRow
+}
+
+// mode is what the server does with a statement.
+type mode uint8
+
+const (
+	executed  mode = iota
+	defined        // kept for later, or parsed only
+	prepared       // kept for EXECUTE
+	deferred       // opened as a cursor
+	createdAs      // executed, unless it ends with WITH NO DATA
+)
+
+func (w *walker) statements() {
+	for w.tok.kind != tEOF && w.tok.kind != tUnterminated {
+		if !w.accept(';') {
+			w.statement()
+		}
+	}
+	if w.tok.kind == tUnterminated {
+		w.opaque(w.raw(w.src))
+	}
+}
+
+// opaque notes what an executed part of the text does.
+func (w *walker) opaque(f found) {
+	if f.locks {
+		w.st.Form = Opaque
+		w.st.Session = w.st.Session || f.session
+		w.st.PerRow = w.st.PerRow || f.perRow
+	}
+}
+
+func (w *walker) statement() {
+	mode, routine := w.begin()
+	kept := len(w.st.Calls)
+	s := scan{walker: w, routine: routine}
+	s.run()
+	switch {
+	case s.execute:
+		// EXPLAIN and WITH NO DATA evaluate the arguments of EXECUTE too.
+		if mode != defined {
+			w.st.Steps = append(w.st.Steps, Step{Kind: StepExecute, Name: s.executes})
+		}
+		mode = executed
+	case mode == createdAs && s.words == [3]keyword{kwWith, kwNo, kwData}:
+		mode = defined
+	}
+	switch mode {
+	case defined:
+		w.st.Calls = w.st.Calls[:kept]
+	case prepared:
+		w.st.Calls = w.st.Calls[:kept]
+		step := &w.st.Steps[len(w.st.Steps)-1]
+		step.Locks, step.Session = s.found.locks, s.found.session
+	default:
+		w.opaque(s.found)
+		w.st.Deferred = w.st.Deferred || mode == deferred && s.found.locks
+	}
+}
+
+// begin reads the words that tell what the server does with the statement. routine: semicolons may be inside it.
+func (w *walker) begin() (m mode, routine bool) {
+	switch k := w.keyword(w.tok); k {
+	case kwExplain:
+		m = w.explain()
+		switch w.keyword(w.tok) {
+		case kwExecute:
+			if m == executed {
+				w.step()
+			}
+			m = executed // of the arguments
+		case kwCreate:
+			if m == executed {
+				m = createdAs
+			}
+		}
+		return m, false
+	case kwCreate:
+		return w.create()
+	case kwAlter:
+		w.advance()
+		switch w.keyword(w.tok) {
+		case kwAggregate, kwDefault, kwEvent, kwExtension, kwFunction, kwOperator, kwPolicy, kwProcedure, kwRoutine, kwRule, kwTrigger, kwView:
+			return defined, false
+		}
+		return executed, false
+	case kwDrop, kwComment, kwGrant, kwRevoke, kwSecurity:
+		return defined, false
+	case kwDeclare:
+		return deferred, false
+	case kwDo:
+		w.opaque(w.do())
+		return executed, false
+	}
+	return w.step(), false
+}
+
+// create reads CREATE and the words before the kind of object.
+func (w *walker) create() (m mode, routine bool) {
+	for {
+		w.advance()
+		switch w.keyword(w.tok) {
+		case kwFunction, kwProcedure:
+			return defined, true
+		case kwAggregate, kwCast, kwConversion, kwEvent, kwLanguage, kwOperator, kwPolicy, kwRule, kwTransform, kwTrigger, kwView:
+			return defined, false
+		case kwTable, kwMaterialized:
+			return createdAs, false
+		case kwOr, kwReplace, kwLocal, kwRecursive:
+			continue
+		}
+		switch lower(w.text(w.tok)) {
+		case "temp", "temporary", "global", "unlogged", "constraint", "trusted", "procedural":
+			continue
+		}
+		return executed, false
+	}
+}
+
+// explain reads EXPLAIN and its options.
+func (w *walker) explain() mode {
+	w.advance()
+	m := defined
+	if w.tok.kind != '(' {
+		if w.acceptWord(kwAnalyze) {
+			m = executed
+		}
+		w.acceptWord(kwVerbose)
+		return m
+	}
+	ahead := w.parser
+	ahead.advance()
+	switch ahead.keyword(ahead.tok) {
+	case kwSelect, kwValues, kwWith, kwTable:
+		return defined
+	}
+	if ahead.tok.kind == '(' {
+		return defined
+	}
+	for w.parser = ahead; w.named(); w.accept(',') {
+		analyze := w.acceptWord(kwAnalyze)
+		if !analyze {
+			w.advance()
+		}
+		on := true
+		if w.tok.kind != ',' && w.tok.kind != ')' {
+			on = w.on()
+		}
+		if analyze && on {
+			m = executed
+		} else if analyze {
+			m = defined
+		}
+	}
+	w.accept(')')
+	return m
+}
+
+// on reads the value of an option; only these switch one off (defGetBoolean).
+func (w *walker) on() bool {
+	t := w.advance()
+	switch t.kind {
+	case tNumber:
+		n, ok := parseInteger(w.text(t))
+		return !ok || n.mag != 0
+	case tString:
+		s, _ := w.unquote(t)
+		return !equalFold(s, "off") && !equalFold(s, "false")
+	}
+	return !equalFold(w.name(t), "off") && !equalFold(w.name(t), "false")
+}
+
+// do reads DO [LANGUAGE name] 'code' [LANGUAGE name].
+func (w *walker) do() (f found) {
+	code, language, isLanguage := token{}, "plpgsql", false
+	for w.advance(); ; w.advance() {
+		switch k := w.tok.kind; {
+		case isLanguage && k == tString:
+			language, _ = w.unquote(w.tok)
+		case isLanguage && w.named():
+			language = w.name(w.tok)
+		case k == tString:
+			code = w.tok
+		case k != tIdent:
+			if code.kind == tString && w.calls {
+				return w.code(code, language == "plpgsql")
+			}
+			return f
+		}
+		isLanguage = w.keyword(w.tok) == kwLanguage && !isLanguage
+	}
+}
+
+// code reads a string that the server runs as code; dynamic code is not readable before it is put together.
+func (w *walker) code(t token, readable bool) found {
+	text, ok := w.unquote(t)
+	if !w.r.Mentions(text) {
+		return found{}
+	}
+	if !ok || !readable || w.depth == maxCode {
+		return w.raw(text)
+	}
+	sub := walker{parser: parser{lexer: lexer{src: text, escapes: w.escapes}}, r: w.r, st: w.st, calls: true, depth: w.depth + 1, whole: w.whole}
+	if i := strings.Index(w.text(t), text); i >= 0 {
+		sub.base = w.base + t.start + i
+	} else if sub.whole == nil {
+		sub.whole = &token{start: w.base + t.start, end: w.base + t.end}
+	}
+	sub.advance()
+	s := scan{walker: &sub}
+	s.run()
+	if s.dynamic {
+		s.found.add(s.inStrings)
+	}
+	if sub.tok.kind == tUnterminated {
+		s.found.add(sub.raw(text))
+	}
+	return s.found
+}
+
+// raw judges text that is not read as SQL by the words in it: a word with "advisory" in it is a lock, and a session
+// lock unless it is the name of a transaction-level function.
+func (w *walker) raw(text string) (f found) {
+	for i := 0; i < len(text); i++ {
+		start := i
+		for i < len(text) && isIdent(text[i]) {
+			i++
+		}
+		if word := text[start:i]; advisory.in(word) {
+			fn, ok := familyFunc(lower(word))
+			f.add(found{locks: true, session: !ok || fn.Session()})
+		}
+	}
+	for i := range w.r.needles {
+		if w.r.needles[i].in(text) {
+			return found{locks: true, session: true}
+		}
+	}
+	return f
+}

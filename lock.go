@@ -1,0 +1,212 @@
+package pgadvlock
+
+// This file owns the words that reports are made of: which lock, how it is
+// held, by which session, and which line of the program asked for it.
+
+import (
+	"fmt"
+	"runtime"
+	"runtime/debug"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/pgadvlock/pgadvlock/internal/ledger"
+	"github.com/pgadvlock/pgadvlock/internal/locksql"
+)
+
+// Key is an advisory lock's key: one bigint, or two ints, which are separate
+// key spaces in PostgreSQL (manual, 9.28.10 Advisory Lock Functions).
+//
+// A key that the program computes in SQL, as in pg_advisory_lock(hashtext($1)),
+// is known to the driver only as that expression; neither Bigint nor Ints
+// answers then. Keys are comparable.
+type Key struct {
+	space  locksql.Space
+	number bool
+	bigint int64
+	ints   [2]int32
+	text   string
+}
+
+func publicKey(k locksql.Key) Key {
+	// locksql.Key.Identity stays behind: it holds argument values.
+	return Key{
+		space:  k.Space,
+		number: k.Kind == locksql.KeyNumber,
+		bigint: k.Bigint,
+		ints:   k.Pair,
+		text:   k.String(),
+	}
+}
+
+// String returns "42" for a bigint key, "(1, 9527)" for two ints, and the
+// expression, such as "hashtext($1)" with string literals as '…', when only
+// that is known. The zero Key is "".
+func (k Key) String() string { return k.text }
+
+// Bigint returns the key of the bigint space; ok is false when the key is a
+// pair or not known as a number.
+func (k Key) Bigint() (key int64, ok bool) {
+	return k.bigint, k.number && k.space == locksql.Bigint
+}
+
+// Ints returns the key of the (int, int) space; ok is false when the key is a
+// bigint or not known as numbers.
+func (k Key) Ints() (key1, key2 int32, ok bool) {
+	return k.ints[0], k.ints[1], k.number && k.space == locksql.Pair
+}
+
+// LockMode is how a lock excludes others, in the words of the manual's
+// advisory lock functions. The zero value is ExclusiveLock.
+type LockMode uint8
+
+const (
+	ExclusiveLock LockMode = iota // pg_advisory_lock: excludes both modes
+	ShareLock                     // pg_advisory_lock_shared: excludes ExclusiveLock only
+)
+
+// String returns "exclusive" or "share".
+func (m LockMode) String() string {
+	if m == ShareLock {
+		return "share"
+	}
+	return "exclusive"
+}
+
+// Scope is what a lock's life is bound to. The zero value is ScopeSession.
+type Scope uint8
+
+const (
+	ScopeSession     Scope = iota // until unlocked, or the session ends; survives COMMIT and ROLLBACK
+	ScopeTransaction              // until the transaction ends; there is no unlock
+)
+
+// String returns "session" or "transaction".
+func (s Scope) String() string {
+	if s == ScopeTransaction {
+		return "transaction"
+	}
+	return "session"
+}
+
+// Lock is an advisory lock that a connection holds, waits for, or asked for.
+type Lock struct {
+	Key    Key
+	Mode   LockMode
+	Scope  Scope
+	Count  int       // how often it is held; as many unlocks free it. 0: not held, or held in a number that only the server knows
+	Since  time.Time // when the driver learned of the first acquire, or began to wait; zero: not known
+	Caller Caller    // who asked for it; zero: not known
+}
+
+// Session is what one connection holds and waits for at one moment.
+type Session struct {
+	// BackendPID is the server process, as in pg_stat_activity. 0 when the
+	// driver underneath does not say; before the road was examined (see
+	// [PoolMode]) it is what the server's greeting said, which behind a
+	// pooler is not the backend.
+	BackendPID uint32
+	PoolMode   PoolMode
+	// Exact says that the session locks in Held are all that there are. When
+	// false, a statement ran whose locks could not be counted, or the raw
+	// connection was lent out. Transaction locks are an upper bound.
+	Exact   bool
+	Held    []Lock // oldest first, session locks before transaction locks
+	Waiting []Lock // sent, not answered yet
+}
+
+// Caller is a place in the program's source: the innermost frame that belongs
+// to package main or the program's main module, or else the innermost one
+// outside database/sql and this module. It names the program's own line even
+// when sqlx, GORM or the like stand in between.
+type Caller struct {
+	Function string // as runtime.Frame has it: "example.com/app/jobs.(*Cron).Run"
+	File     string
+	Line     int
+}
+
+// String returns "file:line (function)", or "unknown" for the zero Caller.
+func (c Caller) String() string {
+	if c == (Caller{}) {
+		return "unknown"
+	}
+	return fmt.Sprintf("%s:%d (%s)", c.File, c.Line, c.Function)
+}
+
+// origin is what the ledger remembers of an acquire.
+type origin struct {
+	since  time.Time
+	caller Caller
+}
+
+func publicLock(l ledger.Lock[origin]) Lock {
+	lock := Lock{Key: publicKey(l.Key), Count: l.Count, Since: l.Origin.since, Caller: l.Origin.caller}
+	if l.Share {
+		lock.Mode = ShareLock
+	}
+	if l.Xact {
+		lock.Scope = ScopeTransaction
+	}
+	return lock
+}
+
+func attemptedLock(at ledger.Attempt[origin]) Lock {
+	return publicLock(ledger.Lock[origin]{Key: at.Key, Share: at.Func.Share(), Xact: !at.Func.Session(), Origin: at.Origin})
+}
+
+const (
+	thisPackage  = "github.com/pgadvlock/pgadvlock"
+	callerFrames = 64 // deeper than any ORM seen between a program and its driver
+)
+
+// mainModule is the path of the program's main module, "" when the binary does
+// not say.
+var mainModule = sync.OnceValue(func() string {
+	if info, ok := debug.ReadBuildInfo(); ok {
+		return info.Main.Path
+	}
+	return ""
+})
+
+// callSite finds the caller of the statement that the driver is working on.
+func callSite() Caller {
+	var pcs [callerFrames]uintptr
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs[:])])
+	var outside Caller
+	for {
+		f, more := frames.Next()
+		switch {
+		case ours(f):
+		case inProgram(f.Function):
+			return Caller{f.Function, f.File, f.Line}
+		case outside == Caller{} && !inStandardSQL(f.Function):
+			outside = Caller{f.Function, f.File, f.Line}
+		}
+		if !more {
+			return outside
+		}
+	}
+}
+
+// ours reports whether the frame is the library's own. Its commands are
+// package main and its tests are callers like any other.
+func ours(f runtime.Frame) bool {
+	rest, ok := strings.CutPrefix(f.Function, thisPackage)
+	if !ok {
+		return strings.HasPrefix(f.Function, "github.com/ngrok/sqlmw.")
+	}
+	return (strings.HasPrefix(rest, ".") || strings.HasPrefix(rest, "/internal/")) && !strings.HasSuffix(f.File, "_test.go")
+}
+
+func inProgram(function string) bool {
+	if strings.HasPrefix(function, "main.") {
+		return true
+	}
+	rest, ok := strings.CutPrefix(function, mainModule())
+	return ok && mainModule() != "" && (strings.HasPrefix(rest, ".") || strings.HasPrefix(rest, "/") || strings.HasPrefix(rest, "_test."))
+}
+
+func inStandardSQL(function string) bool {
+	return strings.HasPrefix(function, "database/sql.") || strings.HasPrefix(function, "runtime.")
+}

@@ -1,0 +1,365 @@
+package pgadvlock
+
+// This file owns the return to the pool: what a connection must not keep, how
+// it is taken away, and when the connection is given up instead.
+//
+// database/sql calls IsValid when a connection comes back, before it becomes
+// idle or goes to the next waiter; that is the only hook there is. It runs
+// under the connection's own lock, without a context and without a way to
+// return an error, and a panic in it would lose the pool slot for ever.
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"time"
+
+	"github.com/pgadvlock/pgadvlock/internal/ledger"
+	"github.com/pgadvlock/pgadvlock/internal/locksql"
+)
+
+// Names and operators are qualified: with a hostile search_path an unqualified
+// pg_advisory_unlock_all() runs whatever stands first in it.
+const (
+	sqlRelease = "SELECT pg_catalog.pg_advisory_unlock_all()"
+	sqlReport  = "SELECT l.classid, l.objid, l.objsubid, l.mode FROM pg_catalog.pg_locks l" +
+		" WHERE l.locktype OPERATOR(pg_catalog.=) 'advisory' AND l.granted" +
+		" AND l.pid OPERATOR(pg_catalog.=) pg_catalog.pg_backend_pid()"
+
+	// reportEvery is how often a connector reads pg_locks for a report:
+	// reading it takes every partition of the server's lock manager.
+	reportEvery = time.Second
+)
+
+// IsValid implements driver.Validator.
+func (c *Conn) IsValid() bool {
+	c.judged = true
+	if !c.armed && c.connector.settings.resetWhen == ResetDirty && c.idle() {
+		return c.validator == nil || c.validator.IsValid()
+	}
+	return c.giveBack()
+}
+
+// ResetSession implements driver.SessionResetter. It is the second line: a
+// connection that is dirty here was not seen by IsValid, because a middleware
+// outside does not forward it.
+func (c *Conn) ResetSession(ctx context.Context) error {
+	hidden := !c.judged
+	c.judged = false
+	if hidden && (c.armed || c.connector.settings.resetWhen == ResetAlways) {
+		if c.ledger.State() != ledger.Clean {
+			c.report(ctx, RuleReturnHookHidden, c.sessionLocks(), nil)
+		}
+		if !c.giveBack() {
+			return driver.ErrBadConn
+		}
+	}
+	if r, ok := c.inner.(driver.SessionResetter); ok {
+		return r.ResetSession(ctx)
+	}
+	return nil
+}
+
+// idle reports whether the connection is alive, answers nothing at the moment
+// and has no transaction open. pgx alone would have a connection dropped that
+// is not: having a Validator makes database/sql ask it instead.
+func (c *Conn) idle() bool {
+	if c.pgx == nil {
+		return !c.inTx
+	}
+	pg := c.pgx.PgConn()
+	// In this order: the transaction status is stale on a busy or closed one.
+	return !pg.IsClosed() && !pg.IsBusy() && pg.TxStatus() == 'I'
+}
+
+// giveBack takes away what the connection must not keep and reports whether it
+// may stay in the pool. It may be called twice with no use in between.
+func (c *Conn) giveBack() (keep bool) {
+	ctx, cancel := context.WithTimeout(context.Background(), c.connector.settings.resetTimeout)
+	defer cancel()
+	defer func() {
+		if p := recover(); p != nil {
+			// Nothing of ours is known to panic; a driver underneath may.
+			c.connector.logger().Error("pgadvlock: panic while a connection was returned to the pool; it is closed", "panic", p)
+			c.giveUp(ctx)
+			keep = false
+		}
+	}()
+	defer c.rearm()
+
+	state := c.ledger.State()
+	always := c.connector.settings.resetWhen == ResetAlways
+	usable := c.idle()
+	if c.gone() {
+		return false
+	}
+	if state == ledger.Clean && !always {
+		// Transaction locks are no reason to do anything: they end with the
+		// transaction, and with the connection if that is still open.
+		return usable && c.innerValid()
+	}
+	if c.connector.discipline.observing() || c.connector.settings.reset == ResetOff {
+		c.observe(ctx, state)
+		return usable && c.innerValid()
+	}
+	if c.busy() {
+		// Nothing can be sent before rows that were left open are read.
+		c.report(ctx, RuleLeakedSessionLock, c.sessionLocks(), errors.New("the connection was left with rows open and is closed"))
+		c.giveUp(ctx)
+		return false
+	}
+	if !usable {
+		if err := c.send(ctx, "ROLLBACK"); err != nil {
+			c.report(ctx, RuleLeakedSessionLock, c.sessionLocks(), fmt.Errorf("rollback: %w; the connection is closed", err))
+			c.giveUp(ctx)
+			return false
+		}
+		c.transactionEnded()
+	}
+	keep = c.clean(ctx, state, always)
+	if !keep || !usable {
+		// Also where a ROLLBACK made it usable: pgx would have had it dropped.
+		c.giveUp(ctx)
+		return false
+	}
+	c.ledger.Returned()
+	return c.innerValid()
+}
+
+// clean releases what the session holds, where that is safe, and reports it.
+// It returns false when the connection must be closed instead.
+func (c *Conn) clean(ctx context.Context, state ledger.State, always bool) bool {
+	c.askPoolMode(ctx)
+	locks := c.sessionLocks()
+	switch mode := c.poolMode(); mode {
+	case PoolDirect, PoolSession:
+	case PoolTransaction, PoolStatement:
+		// The backend that holds the locks is not ours now, and the one that
+		// a release would reach is somebody else's.
+		if state == ledger.Tainted || len(locks) > 0 {
+			c.report(ctx, RuleLeakedSessionLock, locks, fmt.Errorf("behind a pooler in %s mode it cannot be released", mode))
+		}
+		return true
+	default:
+		if state == ledger.Escaped || state == ledger.Clean {
+			return true // nothing is known to be held
+		}
+		c.report(ctx, RuleLeakedSessionLock, locks, errors.New("it is not known whether a pooler stands before the server, so the connection is closed instead of cleaned"))
+		return false
+	}
+	if c.connector.settings.reset == ResetClose && state != ledger.Clean {
+		if len(locks) > 0 || state == ledger.Tainted {
+			c.report(ctx, RuleLeakedSessionLock, locks, nil)
+		}
+		return false
+	}
+	ask := (state != ledger.Exact) && c.connector.mayReadLocks()
+	found, err := c.release(ctx, ask)
+	if found != nil {
+		locks = c.explain(found)
+	}
+	if err != nil {
+		err = fmt.Errorf("releasing it: %w; the connection is closed", err)
+	}
+	if len(locks) > 0 || err != nil {
+		c.report(ctx, RuleLeakedSessionLock, locks, err)
+	}
+	return err == nil
+}
+
+// observe reports what a reset would release, and leaves it.
+func (c *Conn) observe(ctx context.Context, state ledger.State) {
+	locks := c.sessionLocks()
+	if state != ledger.Exact && c.idle() {
+		c.askPoolMode(ctx)
+		if mode := c.poolMode(); (mode == PoolDirect || mode == PoolSession) && c.connector.mayReadLocks() {
+			found, err := c.query(ctx, sqlReport)
+			switch {
+			case err != nil: // the ledger's word then
+			case len(found) == 0:
+				c.ledger.Returned()
+				return
+			default:
+				locks = c.explain(found)
+			}
+		}
+	}
+	if len(locks) > 0 {
+		c.report(ctx, RuleLeakedSessionLock, locks, nil)
+	}
+}
+
+// release gives all session locks back, after reading which they are when
+// asked to. found is nil when they were not read.
+func (c *Conn) release(ctx context.Context, ask bool) (found [][]string, err error) {
+	if !ask {
+		return nil, c.send(ctx, sqlRelease)
+	}
+	if c.pgx == nil {
+		found, _ = c.query(ctx, sqlReport) // a report that fails must not keep the release
+		return found, c.send(ctx, sqlRelease)
+	}
+	found, err = c.query(ctx, sqlReport+"; "+sqlRelease) // one round trip
+	if err != nil {
+		return nil, c.send(ctx, sqlRelease)
+	}
+	return found, nil
+}
+
+// send executes SQL of our own on the inner connection, past the caller's
+// tracers.
+func (c *Conn) send(ctx context.Context, sql string) error {
+	if c.pgx != nil {
+		_, err := c.pgx.PgConn().Exec(ctx, sql).ReadAll()
+		return err
+	}
+	_, err := c.execer.ExecContext(ctx, sql, nil)
+	if !errors.Is(err, driver.ErrSkip) {
+		return err
+	}
+	stmt, err := c.preparer.PrepareContext(ctx, sql)
+	if err != nil {
+		return err
+	}
+	defer stmt.Close()
+	_, err = stmt.Exec(nil) //nolint:staticcheck // drivers without ExecerContext
+	return err
+}
+
+// query is send for SQL whose first statement returns rows; they are not nil
+// when err is.
+func (c *Conn) query(ctx context.Context, sql string) (found [][]string, err error) {
+	found = [][]string{}
+	if c.pgx != nil {
+		results, err := c.pgx.PgConn().Exec(ctx, sql).ReadAll()
+		if err != nil {
+			return nil, err
+		}
+		for _, row := range results[0].Rows {
+			text := make([]string, len(row))
+			for i, v := range row {
+				text[i] = string(v)
+			}
+			found = append(found, text)
+		}
+		return found, nil
+	}
+	rows, err := c.queryer.QueryContext(ctx, sql, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	dest := make([]driver.Value, len(rows.Columns()))
+	for {
+		if err := rows.Next(dest); err == io.EOF {
+			return found, nil
+		} else if err != nil {
+			return nil, err
+		}
+		text := make([]string, len(dest))
+		for i, v := range dest {
+			if b, ok := v.([]byte); ok {
+				text[i] = string(b)
+			} else {
+				text[i] = fmt.Sprint(v)
+			}
+		}
+		found = append(found, text)
+	}
+}
+
+// sessionLocks returns the session locks in the ledger.
+func (c *Conn) sessionLocks() []Lock {
+	var locks []Lock
+	for _, l := range c.ledger.Held() {
+		if !l.Xact {
+			locks = append(locks, publicLock(l))
+		}
+	}
+	return locks
+}
+
+// explain turns rows of sqlReport into locks, with what the ledger knows of
+// each. pg_locks has one row for a lock however often it was taken.
+func (c *Conn) explain(rows [][]string) []Lock {
+	known := map[Key]Lock{}
+	for _, l := range c.sessionLocks() {
+		known[modeKey(l.Key, l.Mode)] = l
+	}
+	locks := make([]Lock, 0, len(rows))
+	for _, row := range rows {
+		l := Lock{Key: keyOfRow(row)}
+		if row[3] == "ShareLock" {
+			l.Mode = ShareLock
+		}
+		if k, ok := known[modeKey(l.Key, l.Mode)]; ok {
+			l = k
+		}
+		locks = append(locks, l)
+	}
+	return locks
+}
+
+// modeKey makes one map key of a key and a mode, which pg_locks lists apart.
+func modeKey(k Key, m LockMode) Key {
+	k.text += " " + m.String()
+	return k
+}
+
+// keyOfRow reads classid, objid and objsubid as the manual's description of
+// pg_locks says: objsubid 1 is a bigint in two halves, 2 is two ints.
+func keyOfRow(row []string) Key {
+	high, _ := strconv.ParseUint(row[0], 10, 32) // oid columns: always in range
+	low, _ := strconv.ParseUint(row[1], 10, 32)
+	if row[2] == "2" {
+		return publicKey(locksql.Key{Space: locksql.Pair, Kind: locksql.KeyNumber, Pair: [2]int32{int32(high), int32(low)}})
+	}
+	return publicKey(locksql.Key{Space: locksql.Bigint, Kind: locksql.KeyNumber, Bigint: int64(high<<32 | low)})
+}
+
+// report delivers an event of a rule that refuses nothing.
+func (c *Conn) report(ctx context.Context, r Rule, locks []Lock, err error) {
+	level := c.connector.discipline.level(r)
+	if level == LevelOff {
+		return
+	}
+	e := c.event(r, level, locks)
+	e.Err = err
+	c.connector.deliver(ctx, e)
+}
+
+// mayReadLocks rations the reading of pg_locks.
+func (c *Connector) mayReadLocks() bool {
+	now := time.Now().UnixNano()
+	last := c.reports.Load()
+	return (last == 0 || now-last >= int64(reportEvery)) && c.reports.CompareAndSwap(last, now)
+}
+
+func (c *Conn) gone() bool { return c.pgx != nil && c.pgx.IsClosed() }
+func (c *Conn) busy() bool { return c.pgx != nil && c.pgx.PgConn().IsBusy() }
+
+func (c *Conn) innerValid() bool { return c.validator == nil || c.validator.IsValid() }
+
+// giveUp closes the pgx connection itself: over a pgxpool, closing the inner
+// driver.Conn would hand the connection with its locks back to that pool. It
+// waits until the server has closed its end, which is after it released the
+// locks.
+func (c *Conn) giveUp(ctx context.Context) {
+	if c.pgx != nil {
+		_ = c.pgx.Close(ctx) // there is no other way to end it, and nobody to tell
+	}
+}
+
+// abandon is giveUp for a connection that database/sql closes without having
+// asked IsValid, as after a panic in Raw.
+func (c *Conn) abandon() {
+	if c.gone() || c.ledger.State() == ledger.Clean || c.connector.settings.reset == ResetOff || c.connector.discipline.observing() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), c.connector.settings.resetTimeout)
+	defer cancel()
+	c.giveUp(ctx)
+}
