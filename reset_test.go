@@ -306,7 +306,10 @@ func TestFaultsAtReturn(t *testing.T) {
 		b.see.Exec(`CREATE SCHEMA evil;
 			CREATE FUNCTION evil.pg_advisory_unlock_all() RETURNS void LANGUAGE plpgsql AS $$ BEGIN RAISE 'impostor'; END $$;
 			CREATE FUNCTION evil.pg_backend_pid() RETURNS int LANGUAGE sql AS 'SELECT 1';
-			CREATE FUNCTION evil.same(name, name) RETURNS boolean LANGUAGE sql AS 'SELECT false';
+			CREATE FUNCTION evil.never(text, text) RETURNS boolean LANGUAGE sql AS 'SELECT false';
+			CREATE FUNCTION evil.never(int, int) RETURNS boolean LANGUAGE sql AS 'SELECT false';
+			CREATE OPERATOR evil.= (LEFTARG = text, RIGHTARG = text, FUNCTION = evil.never);
+			CREATE OPERATOR evil.= (LEFTARG = int, RIGHTARG = int, FUNCTION = evil.never);
 			CREATE VIEW evil.pg_locks AS SELECT 'advisory' AS locktype`)
 		conn := mustConn(t, b.db)
 		mustExec(t, conn, "SET search_path = evil, pg_catalog")

@@ -95,7 +95,11 @@ func (n *needle) in(s string) bool {
 // near verifies the marks z for the bytes from b[i] on.
 func (n *needle) near(b []byte, i int, z uint64) bool {
 	for i -= n.at; z != 0; z &= z - 1 {
-		if n.matches(b, i+bits.TrailingZeros64(z)>>3) {
+		at := i + bits.TrailingZeros64(z)>>3
+		if at >= 0 && at+8 <= len(b) && (binary.LittleEndian.Uint64(b[at:])|n.head.fold)&n.head.mask != n.head.want {
+			continue
+		}
+		if n.matches(b, at) {
 			return true
 		}
 	}
@@ -104,9 +108,6 @@ func (n *needle) near(b []byte, i int, z uint64) bool {
 
 // matches reports whether the needle is at b[i:].
 func (n *needle) matches(b []byte, i int) bool {
-	if uint(i) < uint(len(b)) && i+8 <= len(b) && (binary.LittleEndian.Uint64(b[i:])|n.head.fold)&n.head.mask != n.head.want {
-		return false
-	}
 	if i < 0 || i+len(n.word) > len(b) {
 		return false
 	}
