@@ -13,6 +13,7 @@ import (
 	"errors"
 	"io"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -242,6 +243,9 @@ type Conn struct {
 	// inTx is whether a transaction was begun and not ended, for drivers that
 	// do not tell (see inTransaction).
 	inTx bool
+	// isolation is that of the open transaction, as far as its beginning was
+	// seen, and defaultIsolation that of one that says nothing; "" is not known.
+	isolation, defaultIsolation string
 	// judged is whether IsValid has seen the connection since it was last
 	// handed out.
 	judged bool
@@ -260,6 +264,11 @@ func newConn(c *Connector, inner driver.Conn) *Conn {
 	if p, ok := inner.(interface{ Conn() *pgx.Conn }); ok {
 		cn.pgx = p.Conn()
 		cn.backendPID.Store(cn.pgx.PgConn().PID())
+		params := cn.pgx.Config().RuntimeParams
+		if strings.EqualFold(params["default_transaction_isolation"], "repeatable read") ||
+			strings.Contains(params["options"], `default_transaction_isolation=repeatable\ read`) {
+			cn.defaultIsolation = "repeatable read"
+		}
 	}
 	cn.mode.Store(uint32(c.settings.poolMode))
 	return cn
@@ -285,7 +294,7 @@ func (c *Conn) rearm() { c.armed = c.ledger.Armed() || c.pgx == nil && c.inTx }
 // fast reports whether the statement has nothing to do with locks: it then
 // goes straight to the inner connection.
 func (c *Conn) fast(query string) bool {
-	return !c.armed && !c.connector.recognizer.Mentions(query)
+	return !c.armed && !c.connector.recognizer.Mentions(query) && !begins(query)
 }
 
 // QueryContext implements driver.QueryerContext.
@@ -340,6 +349,11 @@ func (c *Conn) PrepareContext(ctx context.Context, query string) (driver.Stmt, e
 		return c.preparer.PrepareContext(ctx, query)
 	}
 	st := c.parse(query)
+	if st.Session {
+		if err := c.admitPrepare(ctx, st); err != nil {
+			return nil, err
+		}
+	}
 	inner, err := c.preparer.PrepareContext(ctx, query)
 	if err != nil || st.Form == locksql.NoCall && len(st.Steps) == 0 {
 		return inner, err
@@ -358,7 +372,14 @@ func (c *Conn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, e
 	if err != nil {
 		return nil, err
 	}
-	c.inTx = true
+	c.inTx, c.isolation = true, c.defaultIsolation
+	switch sql.IsolationLevel(opts.Isolation) {
+	case sql.LevelDefault:
+	case sql.LevelRepeatableRead, sql.LevelSnapshot:
+		c.isolation = "repeatable read"
+	default:
+		c.isolation = "another" // which one makes no difference to any rule
+	}
 	return &tx{t, c}, nil
 }
 

@@ -150,6 +150,9 @@ func onConn(statements ...string) func(*testing.T, *sql.DB) {
 	}
 }
 
+// unjudged lets statements go through *sql.DB, as they do on plain pgx.
+var unjudged = []pgadvlock.Option{pgadvlock.WithRule(pgadvlock.RulePooledSessionLock, pgadvlock.LevelOff)}
+
 var leaks = []leak{
 	{name: "exclusive", run: onConn("SELECT pg_advisory_lock(42)")},
 	{name: "share", run: onConn("SELECT pg_advisory_lock_shared(42)")},
@@ -160,12 +163,12 @@ var leaks = []leak{
 	{name: "one unlock too few", run: onConn("SELECT pg_advisory_lock(42)", "SELECT pg_advisory_lock(42)", "SELECT pg_advisory_unlock(42)")},
 	{name: "wrong key unlocked", run: onConn("SELECT pg_advisory_lock(42)", "SELECT pg_advisory_unlock(43)")},
 	{name: "wrong mode unlocked", run: onConn("SELECT pg_advisory_lock(42)", "SELECT pg_advisory_unlock_shared(42)")},
-	{name: "through the pool", run: func(t *testing.T, db *sql.DB) { mustExec(t, db, "SELECT pg_advisory_lock(42)") }},
-	{name: "with an argument", run: func(t *testing.T, db *sql.DB) { mustExec(t, db, "SELECT pg_advisory_lock($1)", 42) }},
-	{name: "by expression", run: func(t *testing.T, db *sql.DB) {
+	{name: "through the pool", opts: unjudged, run: func(t *testing.T, db *sql.DB) { mustExec(t, db, "SELECT pg_advisory_lock(42)") }},
+	{name: "with an argument", opts: unjudged, run: func(t *testing.T, db *sql.DB) { mustExec(t, db, "SELECT pg_advisory_lock($1)", 42) }},
+	{name: "by expression", opts: unjudged, run: func(t *testing.T, db *sql.DB) {
 		mustExec(t, db, "SELECT pg_advisory_lock(hashtext($1))", "refunds")
 	}},
-	{name: "QueryRow", run: func(t *testing.T, db *sql.DB) {
+	{name: "QueryRow", opts: unjudged, run: func(t *testing.T, db *sql.DB) {
 		var got bool
 		must(t, db.QueryRowContext(ctxFor(t), "SELECT pg_try_advisory_lock($1)", 42).Scan(&got))
 		if !got {
@@ -466,7 +469,9 @@ func TestUnlockNotHeld(t *testing.T) {
 	}
 	t.Run("at error the caller gets it", func(t *testing.T) {
 		b := setUp(t, pgadvlock.WithRule(pgadvlock.RuleUnlockNotHeld, pgadvlock.LevelError))
-		_, err := b.db.ExecContext(ctxFor(t), "SELECT pg_advisory_unlock($1)", 43)
+		conn := mustConn(t, b.db)
+		defer conn.Close()
+		_, err := conn.ExecContext(ctxFor(t), "SELECT pg_advisory_unlock($1)", 43)
 		var ruleErr *pgadvlock.RuleError
 		if !errors.Is(err, pgadvlock.RuleUnlockNotHeld) || !errors.As(err, &ruleErr) {
 			t.Fatalf("error %v", err)
@@ -488,7 +493,7 @@ func TestHeldLocksAreLeftAlone(t *testing.T) {
 	for _, s := range []string{
 		"SELECT 1", "BEGIN", "SAVEPOINT a", "ROLLBACK TO a", "COMMIT", "CREATE TEMP TABLE t (i int)", "INSERT INTO t VALUES (1)",
 		"SELECT pg_try_advisory_lock(43)", "SELECT pg_advisory_unlock(43)", "BEGIN ISOLATION LEVEL SERIALIZABLE", "ROLLBACK",
-		"PREPARE p AS SELECT 1", "EXECUTE p", "DEALLOCATE ALL", "SELECT pg_advisory_xact_lock(44)", "/* pg_advisory_unlock_all() */ SELECT 1",
+		"PREPARE p AS SELECT 1", "EXECUTE p", "DEALLOCATE ALL", "BEGIN", "SELECT pg_advisory_xact_lock(44)", "ROLLBACK", "/* pg_advisory_unlock_all() */ SELECT 1",
 		"DO $$ BEGIN PERFORM 1; END $$", "COPY (SELECT 1) TO STDOUT", "EXPLAIN SELECT pg_advisory_unlock(42)", "LISTEN c",
 	} {
 		mustExec(t, conn, s)
@@ -552,7 +557,7 @@ func TestSessionsTellWhatIsHeldAndWaitedFor(t *testing.T) {
 
 // What comes back is what pgx gives.
 func TestResultsReachTheCallerUnchanged(t *testing.T) {
-	b := setUp(t)
+	b := setUp(t, unjudged...)
 	plain, err := sql.Open("pgx", b.dsn)
 	must(t, err)
 	defer plain.Close()

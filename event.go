@@ -40,18 +40,17 @@ type RuleError struct {
 
 // Error names what was refused, why, where, and what to write instead.
 func (e *RuleError) Error() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "pgadvlock: %s: %s", e.Event.Rule, e.Event.sentence())
-	if e.Event.Caller != (Caller{}) {
-		fmt.Fprintf(&b, " at %s", e.Event.Caller)
-	}
+	s := "pgadvlock: " + e.Event.sentence()
 	if e.Event.Err != nil {
-		fmt.Fprintf(&b, ": %v", e.Event.Err)
+		s += " (" + e.Event.Err.Error() + ")"
+	}
+	if e.Event.Caller != (Caller{}) {
+		s += "; at " + e.Event.Caller.String()
 	}
 	if e.Fix != "" {
-		fmt.Fprintf(&b, "; %s", e.Fix)
+		s += "; instead, " + e.Fix
 	}
-	return b.String()
+	return s
 }
 
 // Unwrap returns the rule and, if there is one, the error underneath.
@@ -62,9 +61,12 @@ func (e *RuleError) Unwrap() []error {
 	return []error{e.Event.Rule, e.Event.Err}
 }
 
-// String describes the lock for people: "exclusive session lock 42 (2 times),
+// describe names the lock for people: "exclusive session lock 42 (2 times),
 // taken 3s ago at jobs.go:17 (main.run)".
 func (l Lock) describe(now time.Time) string {
+	if l.Key.String() == "" {
+		return "pg_advisory_unlock_all()"
+	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s %s lock %s", l.Mode, l.Scope, l.Key)
 	if l.Count > 1 {

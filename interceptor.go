@@ -7,11 +7,13 @@ package pgadvlock
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"database/sql/driver"
 	"errors"
 	"io"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 
@@ -123,11 +125,14 @@ func (c *Conn) runExec(ctx context.Context, st *locksql.Statement, args []driver
 // enters in the ledger what the server said. Everything the caller gets is as
 // the inner driver gave it, except where a rule at LevelError objects.
 func (c *Conn) run(ctx context.Context, st *locksql.Statement, args []driver.NamedValue, send func(context.Context) (driver.Rows, error)) (*replay, error) {
-	if st.Session {
-		c.askPoolMode(ctx)
-	}
-	attempts := c.attempts(st, args)
+	caller, pooled := callSite()
+	attempts := c.attempts(st, args, caller)
 	spanCtx, span := c.startWait(ctx, st, attempts)
+	err := c.admit(ctx, evidence{statement: st, attempts: attempts, pooled: pooled}, caller)
+	if err != nil {
+		span.refuse(err)
+		return nil, err
+	}
 
 	// Before the send: from here on the server may have granted it, whatever
 	// happens to the answer (55P03 and 57014 race with the grant).
@@ -152,7 +157,7 @@ func (c *Conn) run(ctx context.Context, st *locksql.Statement, args []driver.Nam
 	answers := c.answers(attempts, read, err)
 	c.ledger.Settle(attempts, answers, c.inTransaction())
 	span.end(attempts, answers, err)
-	if objection := c.judge(ctx, attempts, answers, err); objection != nil {
+	if objection := c.judgeAnswers(ctx, attempts, answers, caller); objection != nil {
 		if read != nil {
 			_ = read.Close() // the row was read; the objection is what the caller gets
 		}
@@ -182,15 +187,12 @@ func notRun(err error) bool {
 }
 
 // attempts are the calls of a statement with their keys worked out.
-func (c *Conn) attempts(st *locksql.Statement, args []driver.NamedValue) []ledger.Attempt[origin] {
+func (c *Conn) attempts(st *locksql.Statement, args []driver.NamedValue, caller Caller) []ledger.Attempt[origin] {
 	values, _ := c.parameters(args)
 	attempts := make([]ledger.Attempt[origin], len(st.Calls))
-	var from origin
+	from := origin{since: time.Now(), caller: caller}
 	for i := range st.Calls {
 		call := &st.Calls[i]
-		if !call.Func.Release() && from.since.IsZero() {
-			from = origin{since: time.Now(), caller: callSite()}
-		}
 		key := call.Key(func(n int) (any, bool) {
 			if n < 1 || n > len(values) {
 				return nil, false
@@ -322,34 +324,36 @@ func answerOf(f locksql.Func, v driver.Value) ledger.Answer {
 	return ledger.Unknown
 }
 
-// judge brings the answers before the rules. What it returns is for the
-// caller, in place of the rows.
-func (c *Conn) judge(ctx context.Context, attempts []ledger.Attempt[origin], answers []ledger.Answer, err error) error {
-	for i, at := range attempts {
-		if at.Func.Release() && answers[i] == ledger.No {
-			if objection := c.reportNotHeld(ctx, at, err); objection != nil {
-				return objection
-			}
+// admit brings a statement before the rules, those first that need no question
+// to the server. An error means that it must not be sent.
+func (c *Conn) admit(ctx context.Context, e evidence, caller Caller) error {
+	e.autocommit = c.pgx != nil && !c.inTransaction()
+	e.isolation = c.isolation
+	locks := make([]Lock, len(e.attempts))
+	for i, at := range e.attempts {
+		locks[i] = attemptedLock(at)
+	}
+	for _, r := range e.judge() {
+		if err := c.object(ctx, r, locks, caller, nil); err != nil {
+			return err
 		}
 	}
-	return nil
-}
-
-func (c *Conn) reportNotHeld(ctx context.Context, at ledger.Attempt[origin], err error) error {
-	level := c.connector.discipline.level(RuleUnlockNotHeld)
-	if level == LevelOff {
+	if !e.statement.Session {
 		return nil
 	}
-	e := c.event(RuleUnlockNotHeld, level, []Lock{attemptedLock(at)})
-	e.Caller, e.Err = callSite(), err
-	for _, l := range c.ledger.Held() {
-		if !l.Xact {
-			e.Locks = append(e.Locks, publicLock(l))
+	return c.admitRoad(ctx, locks, caller)
+}
+
+// judgeAnswers brings the answers before the rules. What it returns is for the
+// caller, in place of the rows.
+func (c *Conn) judgeAnswers(ctx context.Context, attempts []ledger.Attempt[origin], answers []ledger.Answer, caller Caller) error {
+	for i, at := range attempts {
+		if at.Func.Release() && answers[i] == ledger.No {
+			locks := append([]Lock{attemptedLock(at)}, c.sessionLocks()...)
+			if err := c.object(ctx, RuleUnlockNotHeld, locks, caller, nil); err != nil {
+				return err
+			}
 		}
-	}
-	c.connector.deliver(ctx, e)
-	if level == LevelError {
-		return &RuleError{Event: e, Fix: RuleUnlockNotHeld.fix()}
 	}
 	return nil
 }
@@ -385,9 +389,18 @@ func (c *Conn) plain(st *locksql.Statement, args []driver.NamedValue) bool {
 // is armed.
 func (c *Conn) opaque(ctx context.Context, st *locksql.Statement, send func() error) error {
 	executes := c.ledger.Before(st.Steps)
+	if slices.ContainsFunc(st.Steps, func(s locksql.Step) bool { return s.Kind == locksql.StepPrepare && s.Session }) {
+		if err := c.admitPrepare(ctx, st); err != nil {
+			return err
+		}
+	}
 	session := st.Session && st.Form != locksql.NoCall || executes
-	if session {
-		c.askPoolMode(ctx)
+	span := c.startOpaque(ctx, st)
+	if st.Form != locksql.NoCall || executes {
+		if err := c.admitOpaque(ctx, st, session); err != nil {
+			span.refuse(err)
+			return err
+		}
 	}
 	switch {
 	case session && st.Deferred:
@@ -398,7 +411,6 @@ func (c *Conn) opaque(ctx context.Context, st *locksql.Statement, send func() er
 	c.rearm()
 	defer c.rearm()
 
-	span := c.startOpaque(ctx, st)
 	err := send()
 	span.endOpaque(err)
 	if err == nil {
@@ -411,20 +423,77 @@ func (c *Conn) opaque(ctx context.Context, st *locksql.Statement, send func() er
 	return err
 }
 
+// admitOpaque is admit for a statement that is not counted call by call.
+func (c *Conn) admitOpaque(ctx context.Context, st *locksql.Statement, session bool) error {
+	caller, _ := callSite()
+	locks := c.writtenLocks(st)
+	for _, r := range (evidence{statement: st}).judge() {
+		if err := c.object(ctx, r, locks, caller, nil); err != nil {
+			return err
+		}
+	}
+	if !session {
+		return nil
+	}
+	return c.admitRoad(ctx, locks, caller)
+}
+
+// admitPrepare judges a statement that will take session locks when it is
+// executed, where the road can be told to be wrong for it already.
+func (c *Conn) admitPrepare(ctx context.Context, st *locksql.Statement) error {
+	caller, _ := callSite()
+	return c.admitPooler(ctx, c.writtenLocks(st), caller)
+}
+
+// writtenLocks are the locks that a statement names, without its arguments.
+func (c *Conn) writtenLocks(st *locksql.Statement) []Lock {
+	var locks []Lock
+	for _, at := range c.attempts(st, nil, Caller{}) {
+		if at.Func != locksql.UnlockAll {
+			at.Origin = origin{}
+			locks = append(locks, attemptedLock(at))
+		}
+	}
+	return locks
+}
+
 // settled reports whether inTransaction can be believed: while rows are open
 // the last ReadyForQuery is that of an earlier statement.
 func (c *Conn) settled() bool { return c.pgx == nil || !c.pgx.PgConn().IsBusy() }
 
-// followTransaction keeps inTx for drivers that do not tell.
+// followTransaction keeps what texts say of transactions: whether one is open,
+// for drivers that do not tell, and its isolation level, which none tells.
 func (c *Conn) followTransaction(steps []locksql.Step) {
 	for _, s := range steps {
 		switch s.Kind {
 		case locksql.StepBegin:
-			c.inTx = true
+			c.inTx, c.isolation = true, cmp.Or(s.Isolation, c.defaultIsolation)
 		case locksql.StepCommit, locksql.StepRollback, locksql.StepPrepareTransaction:
 			c.inTx = s.Chain
+		case locksql.StepSetTransaction:
+			c.isolation = s.Isolation
+		case locksql.StepSetSession:
+			c.defaultIsolation = s.Isolation
 		}
 	}
+}
+
+// begins reports whether a text may begin a transaction or set an isolation
+// level. It is asked for every statement, so it looks at three letters.
+func begins(query string) bool {
+	for len(query) > 4 && (query[0] == ' ' || query[0] == '\n' || query[0] == '\t' || query[0] == '\r') {
+		query = query[1:]
+	}
+	if len(query) < 4 {
+		return false
+	}
+	switch query[0] | 0x20 {
+	case 'b': // BEGIN
+		return query[1]|0x20 == 'e'
+	case 's': // START TRANSACTION, SET
+		return query[1]|0x20 == 't' || query[1]|0x20 == 'e' && query[2]|0x20 == 't'
+	}
+	return false
 }
 
 // mayExecute reports whether a text may be an EXECUTE, which must not be

@@ -169,8 +169,10 @@ var mainModule = sync.OnceValue(func() string {
 	return ""
 })
 
-// callSite finds the caller of the statement that the driver is working on.
-func callSite() Caller {
+// callSite finds the caller of the statement that the driver is working on,
+// and whether it was sent through a method of *sql.DB, which takes whichever
+// connection is free.
+func callSite() (caller Caller, pooled bool) {
 	var pcs [callerFrames]uintptr
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs[:])])
 	var outside Caller
@@ -178,15 +180,29 @@ func callSite() Caller {
 		f, more := frames.Next()
 		switch {
 		case ours(f):
+		case inStandardSQL(f.Function):
+			pooled = pooled || ofDB(f.Function)
 		case inProgram(f.Function):
-			return Caller{f.Function, f.File, f.Line}
-		case outside == Caller{} && !inStandardSQL(f.Function):
+			return Caller{f.Function, f.File, f.Line}, pooled
+		case outside == Caller{}:
 			outside = Caller{f.Function, f.File, f.Line}
 		}
 		if !more {
-			return outside
+			return outside, pooled
 		}
 	}
+}
+
+func ofDB(function string) bool {
+	method, ok := strings.CutPrefix(function, "database/sql.(*DB).")
+	if !ok {
+		return false
+	}
+	switch method {
+	case "Exec", "ExecContext", "Query", "QueryContext", "QueryRow", "QueryRowContext":
+		return true
+	}
+	return false
 }
 
 // ours reports whether the frame is the library's own. Its commands are

@@ -5,6 +5,7 @@ package pgadvlock
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"strconv"
 
@@ -47,6 +48,27 @@ func (c *Conn) askPoolMode(ctx context.Context) {
 		mode = PoolDirect
 	}
 	c.mode.Store(uint32(mode))
+}
+
+// admitRoad judges a session-level statement by what stands between the
+// connection and its backend, after finding that out.
+func (c *Conn) admitRoad(ctx context.Context, locks []Lock, caller Caller) error {
+	if err := c.admitPooler(ctx, locks, caller); err != nil {
+		return err
+	}
+	if c.poolMode() == PoolUnknown {
+		return c.object(ctx, RuleUnprovenPooling, locks, caller, nil)
+	}
+	return nil
+}
+
+// admitPooler is admitRoad for a statement that is only being prepared.
+func (c *Conn) admitPooler(ctx context.Context, locks []Lock, caller Caller) error {
+	c.askPoolMode(ctx)
+	if mode := c.poolMode(); mode == PoolTransaction || mode == PoolStatement {
+		return c.object(ctx, RuleTransactionPooling, locks, caller, fmt.Errorf("pool mode %s", mode))
+	}
+	return nil
 }
 
 // isDirect compares what the backend says of itself with what the connection

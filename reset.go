@@ -320,15 +320,9 @@ func keyOfRow(row []string) Key {
 	return publicKey(locksql.Key{Space: locksql.Bigint, Kind: locksql.KeyNumber, Bigint: int64(high<<32 | low)})
 }
 
-// report delivers an event of a rule that refuses nothing.
+// report is object for a rule that has nobody to refuse.
 func (c *Conn) report(ctx context.Context, r Rule, locks []Lock, err error) {
-	level := c.connector.discipline.level(r)
-	if level == LevelOff {
-		return
-	}
-	e := c.event(r, level, locks)
-	e.Err = err
-	c.connector.deliver(ctx, e)
+	_ = c.object(ctx, r, locks, Caller{}, err)
 }
 
 // mayReadLocks rations the reading of pg_locks.

@@ -125,7 +125,7 @@ func TestResetOffAndObserveLeaveTheLock(t *testing.T) {
 	} {
 		for _, statement := range []string{"SELECT pg_advisory_lock(42)", "DO $$ BEGIN PERFORM pg_advisory_lock(42); END $$"} {
 			t.Run(name+" "+statement, func(t *testing.T) {
-				b := setUp(t, opt)
+				b := setUp(t, opt, unjudged[0])
 				onConn(statement)(t, b.db)
 				if !b.see.Held(42) {
 					t.Error("the lock is gone")

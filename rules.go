@@ -1,22 +1,41 @@
 package pgadvlock
 
 // This file owns the discipline: which rules there are, how strict each is,
-// and what it says. It sends nothing; the evidence is brought to it.
+// how a statement is judged, and what a finding says. It sends nothing; the
+// evidence is brought to it.
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
+
+	"github.com/pgadvlock/pgadvlock/internal/ledger"
+	"github.com/pgadvlock/pgadvlock/internal/locksql"
 )
 
 // Rule names a rule. It is an error, so that a program can ask
-// errors.Is(err, [RuleUnlockNotHeld]), as with syscall.Errno.
+// errors.Is(err, [RulePooledSessionLock]), as with syscall.Errno. docs/rules.md
+// has a section for each, with the wrong code, what becomes of it on plain
+// pgx, and the right code.
 type Rule string
 
 const (
+	// RulePooledSessionLock: a plain statement that takes or releases a
+	// session lock was sent through *sql.DB. When the call returns, its
+	// connection goes back into the pool, so the lock guards nothing, and an
+	// unlock reaches whichever connection is free.
+	RulePooledSessionLock Rule = "pooled-session-lock"
+	// RuleTransactionPooling: a session-level function behind a pooler in
+	// transaction or statement mode, where every transaction may get another
+	// backend.
+	RuleTransactionPooling Rule = "transaction-pooling"
+	// RuleUnprovenPooling: a session lock through something whose pool mode
+	// could not be found out.
+	RuleUnprovenPooling Rule = "unproven-pooling"
 	// RuleLeakedSessionLock: a connection came back into the pool while it
 	// held a session lock. The lock is released as well (see [WithReset]).
 	// At LevelError it acts as at LevelWarn: there is nobody to refuse.
@@ -25,10 +44,23 @@ const (
 	// key, mode or key space, or because another connection holds the lock.
 	// At LevelError the statement returns a *RuleError after the fact.
 	RuleUnlockNotHeld Rule = "unlock-not-held"
+	// RuleXactLockAutocommit: a transaction lock outside a transaction, which
+	// is released before the call returns. Not judged for the try forms, which
+	// ask a legitimate question.
+	RuleXactLockAutocommit Rule = "xact-lock-autocommit"
+	// RuleSnapshotBeforeLock: a wait for a transaction lock under REPEATABLE
+	// READ. What is read after it is read from the snapshot taken before it.
+	RuleSnapshotBeforeLock Rule = "snapshot-before-lock"
+	// RuleLockPerRow: a lock function is evaluated for the rows of a table, so
+	// that it may lock for rows which LIMIT or WHERE drops.
+	RuleLockPerRow Rule = "lock-per-row"
 	// RuleReturnHookHidden: a middleware between database/sql and pgadvlock
 	// does not forward driver.Validator, so that locks are released only when
 	// the connection is handed out again. At LevelError it acts as at LevelWarn.
 	RuleReturnHookHidden Rule = "return-hook-hidden"
+	// RuleWeakKey: a key made by the 32-bit hashtext(). Of 77,000 different
+	// names two have the same key with even odds.
+	RuleWeakKey Rule = "weak-key"
 )
 
 // Error returns the rule's name.
@@ -59,7 +91,8 @@ const (
 	// nothing is released, whatever the other settings say. For a first
 	// roll-out.
 	PresetObserve
-	// PresetStrict refuses what PresetEnforce reports. For tests.
+	// PresetStrict refuses what PresetEnforce reports, and reports what it
+	// lets pass. For tests.
 	PresetStrict
 )
 
@@ -68,30 +101,63 @@ func (p Preset) String() string {
 	return [...]string{"enforce", "observe", "strict"}[min(p, PresetStrict)]
 }
 
-// ruleTable is the one list of rules.
-var ruleTable = []struct {
+// ruleRow is what there is to know of a rule.
+type ruleRow struct {
 	rule            Rule
 	enforce, strict Level
-	fix             string
-}{
+	why             string // completes "<locks> ..."
+	fix             string // what to write instead
+}
+
+// ruleTable is the one list of rules.
+var ruleTable = []ruleRow{
+	{RulePooledSessionLock, LevelError, LevelError,
+		"was sent through *sql.DB: its connection goes back into the pool when the call returns, so the lock would guard nothing, and an unlock would reach any connection",
+		"take a *sql.Conn with db.Conn(ctx), lock and unlock on it and Close it, or use pg_advisory_xact_lock in a transaction"},
+	{RuleTransactionPooling, LevelError, LevelError,
+		"was sent through a pooler that gives every transaction another backend: the lock would stay with a backend that others use",
+		"use pg_advisory_xact_lock in a transaction, or a DSN that goes to PostgreSQL directly or through a pool in session mode; if the proxy pins connections that hold a lock, set pgadvlock_pool_mode=session"},
+	{RuleUnprovenPooling, LevelWarn, LevelError,
+		"was sent through something whose pool mode could not be found out",
+		"say what it is with pgadvlock_pool_mode: direct, session, transaction or statement"},
 	{RuleLeakedSessionLock, LevelWarn, LevelWarn,
+		"was still held when the connection went back into the pool",
 		"unlock it on the same *sql.Conn before Close, or use pg_advisory_xact_lock, which ends with the transaction"},
 	{RuleUnlockNotHeld, LevelWarn, LevelError,
+		"was to be unlocked, but this session does not hold it",
 		"lock and unlock on one *sql.Conn, with the same key, key space and mode"},
+	{RuleXactLockAutocommit, LevelWarn, LevelError,
+		"was taken outside a transaction, so it was released before the call returned",
+		"take it on a *sql.Tx, and do the work in that transaction"},
+	{RuleSnapshotBeforeLock, LevelWarn, LevelError,
+		"was waited for under REPEATABLE READ: what the transaction reads now is from before the wait",
+		"use READ COMMITTED, or take a session lock before the transaction begins"},
+	{RuleLockPerRow, LevelWarn, LevelError,
+		"is evaluated for the rows of a table, so rows that LIMIT or WHERE drops may be locked too",
+		"choose the rows in a subquery first (SELECT pg_advisory_lock(id) FROM (SELECT id ... LIMIT n OFFSET 0) AS chosen), or lock one key at a time"},
 	{RuleReturnHookHidden, LevelWarn, LevelWarn,
+		"was held until now: the connection was handed out again without having been cleaned at its return",
 		"put pgadvlock outside the other driver wrapper, or use a wrapper that forwards driver.Validator"},
+	{RuleWeakKey, LevelOff, LevelWarn,
+		"has a key of 32 bits: of 77,000 different names two collide with even odds",
+		"use hashtextextended(name, 0)"},
 }
 
-func (r Rule) fix() string {
+func (r Rule) row() ruleRow {
 	for _, row := range ruleTable {
 		if row.rule == r {
-			return row.fix
+			return row
 		}
 	}
-	return ""
+	return ruleRow{}
 }
 
-func (r Rule) known() bool { return slices.Contains(ruleNames(), string(r)) }
+// fix is what to write instead, and where to read more.
+func (r Rule) fix() string {
+	return r.row().fix + " (docs/rules.md#" + string(r) + ")"
+}
+
+func (r Rule) known() bool { return r.row().rule != "" }
 
 func ruleNames() []string {
 	names := make([]string, len(ruleTable))
@@ -103,24 +169,90 @@ func ruleNames() []string {
 
 // sentence says what was found, in one clause without the caller.
 func (e Event) sentence() string {
-	locks := describeLocks(e.Locks, e.Time)
-	switch e.Rule {
-	case RuleLeakedSessionLock:
-		return locks + " was still held when the connection went back into the pool"
-	case RuleUnlockNotHeld:
-		s := e.Locks[0].describe(e.Time) + " was to be unlocked, but this session does not hold it"
-		if len(e.Locks) > 1 {
-			s += "; it holds " + describeLocks(e.Locks[1:], e.Time)
-		}
-		return s
-	case RuleReturnHookHidden:
-		s := "the connection was handed out again without having been cleaned at its return"
-		if locks != "" {
-			s += "; until now it held " + locks
-		}
-		return s
+	locks := e.Locks
+	if e.Rule == RuleUnlockNotHeld && len(locks) > 1 {
+		locks = locks[:1]
 	}
-	return strings.TrimSpace(string(e.Rule) + " " + locks)
+	s := describeLocks(locks, e.Time)
+	if s == "" {
+		s = "an advisory lock"
+	}
+	s += " " + e.Rule.row().why
+	if e.Rule == RuleUnlockNotHeld && len(e.Locks) > 1 {
+		s += "; it holds " + describeLocks(e.Locks[1:], e.Time)
+	}
+	return s
+}
+
+// evidence is what is known of a statement before it is sent.
+type evidence struct {
+	statement  *locksql.Statement
+	attempts   []ledger.Attempt[origin] // nil unless plain
+	pooled     bool                     // a method of *sql.DB is on the stack
+	autocommit bool                     // no transaction is open, for certain
+	isolation  string                   // of the open transaction, "" when not known
+}
+
+// judge names the rules that the text and the call offend. Where it is not
+// certain it says nothing.
+func (e evidence) judge() (offended []Rule) {
+	plain := e.statement.Form == locksql.Plain
+	if plain && e.pooled && e.statement.Session && !selfContained(e.attempts) {
+		offended = append(offended, RulePooledSessionLock)
+	}
+	for _, at := range e.attempts {
+		if at.Func.Session() || !at.Func.Blocking() {
+			continue
+		}
+		if e.autocommit {
+			offended = append(offended, RuleXactLockAutocommit)
+		} else if e.isolation == "repeatable read" {
+			offended = append(offended, RuleSnapshotBeforeLock)
+		}
+		break
+	}
+	if e.statement.PerRow {
+		offended = append(offended, RuleLockPerRow)
+	}
+	if slices.ContainsFunc(e.statement.Calls, weak) {
+		offended = append(offended, RuleWeakKey)
+	}
+	return offended
+}
+
+func weak(c locksql.Call) bool {
+	return !c.Func.Release() && slices.ContainsFunc(c.Args, func(a locksql.Arg) bool { return a.Weak })
+}
+
+// selfContained reports whether a statement gives back all that it takes, as
+// in SELECT pg_advisory_lock(1), pg_advisory_unlock(1): to wait for a holder
+// and hold nothing afterwards is right on any connection.
+func selfContained(attempts []ledger.Attempt[origin]) bool {
+	type line struct {
+		key   locksql.Key
+		share bool
+	}
+	taken := map[line]int{}
+	for _, at := range attempts {
+		l := line{at.Key, at.Func.Share()}
+		switch {
+		case !at.Func.Session():
+		case at.Func == locksql.UnlockAll:
+			return false // gives back what others took as well
+		case at.Func.Release():
+			if taken[l]--; taken[l] < 0 {
+				return false
+			}
+		default:
+			taken[l]++
+		}
+	}
+	for _, n := range taken {
+		if n != 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // discipline is the levels in force. It may be changed while connections use
@@ -154,16 +286,12 @@ func (d *discipline) observing() bool { return d.now.Load().preset == PresetObse
 func (d *discipline) level(r Rule) Level {
 	now := d.now.Load()
 	level, set := now.rules[r]
-	if !set {
-		for _, row := range ruleTable {
-			if row.rule != r {
-				continue
-			}
-			level = row.enforce
-			if now.preset == PresetStrict {
-				level = row.strict
-			}
-		}
+	switch {
+	case set:
+	case now.preset == PresetStrict:
+		level = r.row().strict
+	default:
+		level = r.row().enforce
 	}
 	if now.preset == PresetObserve {
 		level = min(level, LevelWarn)
@@ -184,4 +312,39 @@ func (c *Connector) SetRule(r Rule, level Level) {
 		panic(fmt.Sprintf("pgadvlock: SetRule: no rule %q; rules are %s", string(r), strings.Join(ruleNames(), ", ")))
 	}
 	c.discipline.set(func(l *levels) { l.rules[r] = level })
+}
+
+type allowKey struct{}
+
+// Allow exempts the calls made with the returned context from the rules, as a
+// linter's ignore comment does: for a lock that is right although it looks
+// wrong. What is allowed is neither refused nor reported; a lock that leaks is
+// still released.
+func Allow(ctx context.Context, rules ...Rule) context.Context {
+	before, _ := ctx.Value(allowKey{}).([]Rule)
+	return context.WithValue(ctx, allowKey{}, slices.Concat(before, rules))
+}
+
+func allowed(ctx context.Context, r Rule) bool {
+	rules, _ := ctx.Value(allowKey{}).([]Rule)
+	return slices.Contains(rules, r)
+}
+
+// object delivers a finding, and returns the *RuleError for the caller when
+// the rule is at LevelError.
+func (c *Conn) object(ctx context.Context, r Rule, locks []Lock, caller Caller, err error) error {
+	level := c.connector.discipline.level(r)
+	if level == LevelOff || allowed(ctx, r) {
+		return nil
+	}
+	e := c.event(r, level, locks)
+	e.Err = err
+	if caller != (Caller{}) {
+		e.Caller = caller
+	}
+	c.connector.deliver(ctx, e)
+	if level == LevelError {
+		return &RuleError{Event: e, Fix: r.fix()}
+	}
+	return nil
 }

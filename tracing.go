@@ -162,7 +162,24 @@ func (w waitSpan) finish() {
 	w.End()
 }
 
-// fail ends the span with an error.
+// refuse ends the span of a statement that a rule kept from being sent.
+func (w waitSpan) refuse(err error) {
+	if w.Span == nil {
+		return
+	}
+	if w.IsRecording() {
+		w.SetAttributes(attrOutcome.String("refused"))
+		var r *RuleError
+		if errors.As(err, &r) {
+			w.SetAttributes(attrRule.String(string(r.Event.Rule)), semconv.ErrorTypeKey.String(string(r.Event.Rule)))
+			w.SetStatus(codes.Error, string(r.Event.Rule))
+		}
+	}
+	w.finish()
+}
+
+// fail ends the span with an error. A PostgreSQL error's text may quote an
+// argument, so only its SQLSTATE is told.
 func (w waitSpan) fail(err error) {
 	if !w.IsRecording() {
 		w.End()
@@ -181,10 +198,11 @@ func (w waitSpan) fail(err error) {
 	w.SetAttributes(attrOutcome.String(word))
 	if state != "" {
 		w.SetAttributes(semconv.DBResponseStatusCode(state), semconv.ErrorTypeKey.String(state))
+		w.SetStatus(codes.Error, "SQLSTATE "+state)
 	} else {
 		w.SetAttributes(semconv.ErrorType(err))
+		w.SetStatus(codes.Error, word)
 	}
-	w.SetStatus(codes.Error, err.Error())
 	w.finish()
 }
 

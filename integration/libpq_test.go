@@ -17,10 +17,12 @@ import (
 
 // leaks are programs that give a connection back with key 42 or (4, 2) held.
 var leaks = map[string]func(*testing.T, *sql.Conn){
-	"exec":      func(t *testing.T, c *sql.Conn) { exec(t, c, "SELECT pg_advisory_lock(42)") },
-	"pair":      func(t *testing.T, c *sql.Conn) { exec(t, c, "SELECT pg_advisory_lock_shared($1, $2)", 4, 2) },
-	"argument":  func(t *testing.T, c *sql.Conn) { exec(t, c, "SELECT pg_try_advisory_lock($1)", 42) },
-	"three":     func(t *testing.T, c *sql.Conn) { exec(t, c, "SELECT pg_advisory_lock(42), pg_advisory_lock(42), pg_advisory_lock(42)") },
+	"exec":     func(t *testing.T, c *sql.Conn) { exec(t, c, "SELECT pg_advisory_lock(42)") },
+	"pair":     func(t *testing.T, c *sql.Conn) { exec(t, c, "SELECT pg_advisory_lock_shared($1, $2)", 4, 2) },
+	"argument": func(t *testing.T, c *sql.Conn) { exec(t, c, "SELECT pg_try_advisory_lock($1)", 42) },
+	"three": func(t *testing.T, c *sql.Conn) {
+		exec(t, c, "SELECT pg_advisory_lock(42), pg_advisory_lock(42), pg_advisory_lock(42)")
+	},
 	"DO":        func(t *testing.T, c *sql.Conn) { exec(t, c, "DO $$ BEGIN PERFORM pg_advisory_lock(42); END $$") },
 	"left open": func(t *testing.T, c *sql.Conn) { exec(t, c, "SELECT pg_advisory_lock(42)"); exec(t, c, "BEGIN") },
 	"query": func(t *testing.T, c *sql.Conn) {

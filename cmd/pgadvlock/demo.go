@@ -11,6 +11,7 @@ import (
 	"io"
 	"log/slog"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -107,8 +108,8 @@ var scenes = []scene{
 		play: throughPool,
 		shows: func(pgx, ours account) error {
 			return all(claim{"the unlock misses on pgx and the lock stays", pgx.ok["missed"] && pgx.ok["left"]},
-				claim{"nothing stays locked on pgadvlock", !ours.ok["left"]},
-				claim{"the report names key and call site", ours.ok["told"]})
+				claim{"pgadvlock refuses it and names the line", ours.ok["refused"]},
+				claim{"nothing stays locked on pgadvlock", !ours.ok["left"]})
 		},
 	},
 	{
@@ -210,19 +211,21 @@ func throughPool(ctx context.Context, s stage) (a account, err error) {
 		return a, err
 	}
 	defer db.Close()
-	if _, err := db.ExecContext(ctx, "SELECT pg_advisory_lock(42)"); err != nil {
+	_, err = db.ExecContext(ctx, "SELECT pg_advisory_lock(42)")
+	var refusal *pgadvlock.RuleError
+	if errors.As(err, &refusal) {
+		a.tell("lock", "refused, before anything is sent")
+		a.tell("the error says", "%v", err)
+		a.mark("refused", errors.Is(err, pgadvlock.RulePooledSessionLock) && filepath.Base(refusal.Event.Caller.File) == "demo.go")
+		left, err := heldBy(ctx, s.observer, 42)
+		a.mark("left", left)
+		a.tell("afterwards", "nothing is locked; the program is told at its first run, not at 03:40")
 		return a, err
 	}
-	a.tell("lock", "granted")
-	guarded, err := heldBy(ctx, s.observer, 42)
 	if err != nil {
 		return a, err
 	}
-	if guarded {
-		a.tell("during the work", "locked, by whichever connection it was")
-	} else {
-		a.tell("during the work", "not locked: the connection was cleaned when Exec returned")
-	}
+	a.tell("lock", "granted")
 
 	other, err := db.Conn(ctx) // another request gets that connection
 	if err != nil {
@@ -233,19 +236,14 @@ func throughPool(ctx context.Context, s stage) (a account, err error) {
 	if err := db.QueryRowContext(ctx, "SELECT pg_advisory_unlock(42)").Scan(&unlocked); err != nil {
 		return a, err
 	}
-	a.tell("unlock", "answers %t", unlocked)
+	a.tell("unlock", "answers %t, which db.Exec would throw away", unlocked)
 	left, err := heldBy(ctx, s.observer, 42)
 	if err != nil {
 		return a, err
 	}
-	if left {
-		a.tell("afterwards", "still locked, and nobody knows")
-	} else {
-		a.tell("afterwards", "not locked")
-	}
+	a.tell("afterwards", "still locked, by an idle connection, and nobody is told")
 	a.mark("missed", !unlocked)
 	a.mark("left", left)
-	a.hear(s, pgadvlock.RuleUnlockNotHeld)
 	return a, nil
 }
 
@@ -359,19 +357,30 @@ const (
 	answerWidth   = 38
 )
 
-// sideBySide prints two accounts as a table with wrapped cells. The questions
-// of either are printed in the order of the longer account.
+// questions are those of both accounts, each once; what only the second asks
+// stands behind the question that it follows there.
+func questions(accounts [2]account) []line {
+	all := slices.Clone(accounts[0].lines)
+	next := 0
+	for _, q := range accounts[1].lines {
+		i := slices.IndexFunc(all, func(l line) bool { return l.question == q.question })
+		if i < 0 {
+			i = next
+			all = slices.Insert(all, i, q)
+		}
+		next = i + 1
+	}
+	return all
+}
+
+// sideBySide prints two accounts as a table with wrapped cells.
 func sideBySide(out io.Writer, accounts [2]account) {
 	row := func(cells ...string) {
 		fmt.Fprintln(out, strings.TrimRight(fmt.Sprintf("    %-*s | %-*s | %s", questionWidth, cells[0], answerWidth, cells[1], cells[2]), " "))
 	}
 	row("", "pgx", "pgadvlock")
 	row(strings.Repeat("-", questionWidth), strings.Repeat("-", answerWidth), strings.Repeat("-", answerWidth))
-	questions := accounts[0].lines
-	if len(accounts[1].lines) > len(questions) {
-		questions = accounts[1].lines
-	}
-	for _, q := range questions {
+	for _, q := range questions(accounts) {
 		left, right := wrap(accounts[0].answer(q.question), answerWidth), wrap(accounts[1].answer(q.question), answerWidth)
 		for i := range max(len(left), len(right)) {
 			question := ""

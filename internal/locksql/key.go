@@ -38,7 +38,7 @@ func (k Key) String() string {
 		}
 		s = strconv.Itoa(int(k.Pair[0])) + ", " + strconv.Itoa(int(k.Pair[1]))
 	}
-	if k.Space == Pair {
+	if k.Space == Pair && s != "" {
 		s = "(" + s + ")"
 	}
 	return s

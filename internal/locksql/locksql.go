@@ -131,7 +131,7 @@ type Arg struct {
 	// Expr is for reports: as written, but comments dropped, white space and letter case folded, string literals as
 	// '…', parameters as $n, at most 256 bytes.
 	Expr   string
-	Params []int // the parameters in it
+	Params []int // the parameters in it, in the order of their first use, at most 64
 	Weak   bool  // made by the 32-bit hashtext(): even odds of a collision at 77,000 keys
 
 	value  value

@@ -321,15 +321,18 @@ type piece struct {
 	param int
 }
 
-// maxExpr bounds what a report shows of an argument.
-const maxExpr = 256
+// What a report shows of an argument is bounded.
+const (
+	maxExpr   = 256
+	maxParams = 64
+)
 
 // render makes the argument that is written in src[start:end].
 func (p *parser) render(start, end int, v value) Arg {
 	l := lexer{src: p.src[:end], pos: start, escapes: p.escapes}
 	a := Arg{value: v}
 	t := l.next()
-	if t.end == end && (t.kind == tNumber || t.kind == tParam) {
+	if t.end == end && v.kind != isExpression && (t.kind == tNumber || t.kind == tParam) {
 		a.Expr = l.text(t)
 		if v.kind == isParam {
 			a.Params = []int{v.param}
@@ -347,7 +350,7 @@ func (p *parser) render(start, end int, v value) Arg {
 				l = ahead
 				t = l.next()
 				continue
-			} else if dot.kind == '(' && l.name(t) == "hashtext" {
+			} else if dot.kind == '(' && before.kind != '.' && l.name(t) == "hashtext" {
 				a.Weak = true
 			}
 		}
@@ -367,7 +370,7 @@ func (p *parser) render(start, end int, v value) Arg {
 		case tParam:
 			masked = append(masked, text...)
 			n, _ := strconv.Atoi(text[1:]) // the plain form has checked it, of the others it is shown only
-			if !slices.Contains(a.Params, n) {
+			if len(a.Params) < maxParams && !slices.Contains(a.Params, n) {
 				a.Params = append(a.Params, n)
 			}
 			a.pieces = append(a.pieces, piece{text: string(exact)}, piece{param: n})
@@ -396,9 +399,9 @@ func (p *parser) render(start, end int, v value) Arg {
 // depend on that.
 func spaced(before, t token, unary bool) bool {
 	switch t.kind {
-	case ')', ']', ',', '.', tCast:
+	case ')', '[', ']', ',', '.', tCast:
 		return false
-	case '(', '[':
+	case '(':
 		if before.kind == tIdent || before.kind == tQuoted {
 			return false
 		}

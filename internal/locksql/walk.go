@@ -21,7 +21,7 @@ type walker struct {
 
 const (
 	maxCalls = 100 // the calls kept for reports
-	maxCode  = 3   // how deep code in strings in strings is read; below, every mention is taken for a call
+	maxCode  = 4   // how deep code in strings in strings is read; below, every mention is taken for a call
 )
 
 // found is what a stretch of text does when it is executed.
@@ -230,10 +230,12 @@ func (w *walker) do() (f found) {
 // code reads a string that the server runs as code; dynamic code is not readable before it is put together.
 func (w *walker) code(t token, readable bool) found {
 	text, ok := w.unquote(t)
-	if !w.r.Mentions(text) {
+	switch {
+	case !ok:
+		return w.raw(w.text(t))
+	case !w.r.Mentions(text):
 		return found{}
-	}
-	if !ok || !readable || w.depth == maxCode {
+	case !readable, w.depth == maxCode:
 		return w.raw(text)
 	}
 	sub := walker{parser: parser{lexer: lexer{src: text, escapes: w.escapes}}, r: w.r, st: w.st, calls: true, depth: w.depth + 1, whole: w.whole}

@@ -16,6 +16,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // How servers end: this test binary runs again as a child, which ends in all the
@@ -35,8 +37,13 @@ func TestChild(t *testing.T) {
 	s := Shared(t)
 	db := s.NewDB(t)
 	o := Observe(t, s.DSN(db))
-	if what == "frozen" {
+	switch what {
+	case "frozen backend":
 		freeze(int(o.PID()))
+	case "frozen postmaster":
+		freeze(s.PID())
+	case "frozen bouncer":
+		freeze(s.bouncer.PID())
 	}
 	fmt.Println("ready", s.DSN(db))
 	bufio.NewReader(os.Stdin).ReadString('\n')
@@ -57,6 +64,7 @@ type child struct {
 	stdout *bufio.Scanner
 	stderr *bytes.Buffer
 	tmp    string
+	db     string // after ready
 }
 
 func startChild(t *testing.T, what string, change ...func(*exec.Cmd)) *child {
@@ -72,7 +80,6 @@ func startChild(t *testing.T, what string, change ...func(*exec.Cmd)) *child {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { os.RemoveAll(tmp) })
 	if err := os.Chmod(tmp, 0o777); err != nil {
 		t.Fatal(err)
 	}
@@ -93,8 +100,25 @@ func startChild(t *testing.T, what string, change ...func(*exec.Cmd)) *child {
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { c.Process.Kill(); c.Wait() })
+	t.Cleanup(func() {
+		c.Process.Kill()
+		c.Wait()
+		c.gone(t, 15*time.Second) // a postmaster whose directory vanishes leaves frozen backends behind
+		os.RemoveAll(tmp)
+	})
 	return c
+}
+
+// ready waits until the child has its database, and returns its DSN.
+func (c *child) ready(t *testing.T) string {
+	t.Helper()
+	dsn := c.until(t, "ready")
+	cfg, err := pgconn.ParseConfig(dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.db = cfg.Database
+	return dsn
 }
 
 // until reads the child's output until a line begins with the word, and returns its rest.
@@ -115,8 +139,17 @@ func (c *child) until(t *testing.T, word string) string {
 	return ""
 }
 
+// gone waits until there are no leftovers.
+func (c *child) gone(t *testing.T, bound time.Duration) {
+	t.Helper()
+	var left []string
+	if !poll(bound, func() bool { left = c.leftovers(t); return len(left) == 0 }) {
+		t.Errorf("%s later there are %q", bound, left)
+	}
+}
+
 // leftovers lists what there is of the child's servers: processes that name its
-// directory, and files.
+// directory or, as backends do, its database, and files.
 func (c *child) leftovers(t *testing.T) []string {
 	t.Helper()
 	out, err := exec.Command("ps", "-A", "-o", "pid=,args=").Output()
@@ -125,7 +158,7 @@ func (c *child) leftovers(t *testing.T) []string {
 	}
 	var left []string
 	for line := range strings.Lines(string(out)) {
-		if strings.Contains(line, c.tmp+"/") {
+		if strings.Contains(line, c.tmp+"/") || c.db != "" && strings.Contains(line, c.db) {
 			left = append(left, strings.TrimSpace(line))
 		}
 	}
@@ -148,22 +181,21 @@ func TestServersEndWithTheBinary(t *testing.T) {
 		{"exit", func(c *child) { c.stdin.Close() }, 5 * time.Second},
 		{"interrupt", func(c *child) { c.Process.Signal(syscall.SIGINT) }, 5 * time.Second},
 		{"kill", func(c *child) { c.Process.Kill() }, 5 * time.Second},
-		{"frozen", func(c *child) { c.Process.Kill() }, 15 * time.Second}, // five until the postmaster kills the backend
+		{"frozen backend", func(c *child) { c.Process.Kill() }, 15 * time.Second}, // five until the postmaster kills it
+		{"frozen postmaster", func(c *child) { c.Process.Kill() }, 5 * time.Second},
+		{"frozen bouncer", func(c *child) { c.Process.Kill() }, 5 * time.Second},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			t.Parallel()
 			child := startChild(t, c.what)
-			child.until(t, "ready")
-			if left := child.leftovers(t); len(left) < 3 {
-				t.Fatalf("that should be a server, a watchdog and a directory: %q", left)
+			child.ready(t)
+			if left := child.leftovers(t); len(left) < 4 {
+				t.Fatalf("that should be a server, a backend, a watchdog and a directory: %q", left)
 			}
 			c.end(child)
 			child.Wait()
 			start := time.Now()
-			var left []string
-			if !poll(c.bound, func() bool { left = child.leftovers(t); return len(left) == 0 }) {
-				t.Errorf("%s later there are %q", c.bound, left)
-			}
+			child.gone(t, c.bound)
 			t.Logf("gone %s later", time.Since(start).Round(time.Millisecond))
 		})
 	}
@@ -179,10 +211,7 @@ func TestServersEndWithABinaryKilledAtTheStart(t *testing.T) {
 			time.Sleep(delay) // the moment is the point
 			child.Process.Kill()
 			child.Wait()
-			var left []string
-			if !poll(10*time.Second, func() bool { left = child.leftovers(t); return len(left) == 0 }) {
-				t.Errorf("there are %q", left)
-			}
+			child.gone(t, 10*time.Second)
 		})
 	}
 }
@@ -190,8 +219,8 @@ func TestServersEndWithABinaryKilledAtTheStart(t *testing.T) {
 // "go test" waits until nobody holds its output.
 func TestServersDoNotHoldTheOutput(t *testing.T) {
 	t.Parallel()
-	child := startChild(t, "frozen")
-	child.until(t, "ready")
+	child := startChild(t, "frozen backend")
+	child.ready(t)
 	child.Process.Kill()
 	start := time.Now()
 	for child.stdout.Scan() {
@@ -233,12 +262,12 @@ func TestOrdinaryUser(t *testing.T) {
 		}
 		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}}
 	})
-	if rows, err := query(child.until(t, "ready"), "SELECT 1"); err != nil || rows[0][0] != "1" {
+	if rows, err := query(child.ready(t), "SELECT 1"); err != nil || rows[0][0] != "1" {
 		t.Errorf("%v, %v", rows, err)
 	}
 	child.Process.Kill()
 	child.Wait()
-	Eventually(t, 10*time.Second, "its servers are gone", func() bool { return len(child.leftovers(t)) == 0 })
+	child.gone(t, 10*time.Second)
 }
 
 // Neither the working directory nor TMPDIR need be open to the user that root
@@ -253,7 +282,7 @@ func TestClosedDirectories(t *testing.T) {
 		c.Dir = closed
 		c.Env = append(c.Env, "TMPDIR="+closed)
 	})
-	if rows, err := query(child.until(t, "ready"), "SELECT 1"); err != nil || rows[0][0] != "1" {
+	if rows, err := query(child.ready(t), "SELECT 1"); err != nil || rows[0][0] != "1" {
 		t.Errorf("%v, %v", rows, err)
 	}
 	if files, _ := filepath.Glob(closed + "/*"); os.Getuid() == 0 && len(files) != 0 {

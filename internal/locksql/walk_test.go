@@ -1,0 +1,488 @@
+package locksql
+
+import (
+	"strings"
+	"testing"
+)
+
+const (
+	opaque1 = "opaque, session; pg_advisory_lock bigint 1"
+	perRow1 = "opaque, session, per row; pg_advisory_lock bigint 1"
+)
+
+func TestOpaque(t *testing.T) {
+	r := New(nil)
+	for _, tt := range []struct{ text, want string }{
+		// Almost plain.
+		{"SELECT (pg_advisory_lock(1))", opaque1},
+		{"SELECT pg_advisory_lock(1)::text", opaque1},
+		{"SELECT pg_advisory_lock(1), 1", opaque1},
+		{"SELECT 1, pg_advisory_lock(1)", opaque1},
+		{"SELECT ALL pg_advisory_lock(1)", opaque1},
+		{"SELECT DISTINCT pg_advisory_lock(1)", opaque1},
+		{"SELECT pg_try_advisory_lock(1) IS NULL", "opaque, session; pg_try_advisory_lock bigint 1"},
+		{"SELECT pg_try_advisory_lock(1) isnull", "opaque, session; pg_try_advisory_lock bigint 1"},
+		{"SELECT pg_try_advisory_lock(1) NotNull", "opaque, session; pg_try_advisory_lock bigint 1"},
+		{"SELECT pg_try_advisory_lock(1) AS isnull", "opaque, session; pg_try_advisory_lock bigint 1"},
+		{"SELECT NOT pg_try_advisory_lock(1)", "opaque, session; pg_try_advisory_lock bigint 1"},
+		{"SELECT pg_advisory_lock(1) LIMIT 0", opaque1},
+		{"SELECT pg_advisory_lock(1) WHERE true", opaque1},
+		{"SELECT pg_advisory_lock(1) UNION ALL SELECT pg_advisory_lock(1)", opaque1 + "; pg_advisory_lock bigint 1"},
+		{"SELECT pg_advisory_lock(1) AS", opaque1},
+		{"SELECT pg_advisory_lock(1) AS 'a'", opaque1},
+		{"SELECT pg_advisory_lock(1), ", opaque1},
+		{"SELECT pg_advisory_lock(1) a b", opaque1},
+		{"SELECT pg_advisory_lock(1) OVER ()", opaque1},
+		{"SELECT pg_advisory_lock(1) FILTER (WHERE true)", opaque1},
+		{"SELECT pg_advisory_lock(key => 1)", "opaque, session; pg_advisory_lock bigint key => 1"},
+		{"SELECT pg_advisory_lock(VARIADIC ARRAY[1])", "opaque, session; pg_advisory_lock bigint variadic array[1]"},
+		{"SELECT pg_advisory_lock(DISTINCT 1)", "opaque, session; pg_advisory_lock bigint distinct 1"},
+		{"SELECT pg_advisory_lock(1 ORDER BY 1)", "opaque, session; pg_advisory_lock bigint 1 order by 1"},
+		{"SELECT pg_advisory_lock(abs(1))", "opaque, session; pg_advisory_lock bigint abs(1)"},
+		{"SELECT pg_advisory_lock(x.hashtext(1))", "opaque, session; pg_advisory_lock bigint x.hashtext(1)"},
+		{"SELECT pg_advisory_lock(id)", "opaque, session; pg_advisory_lock bigint id"},
+		{"SELECT pg_advisory_lock(hashtext(name))", "opaque, session; pg_advisory_lock bigint hashtext(name) weak"},
+		{"SELECT pg_advisory_lock(hashtext(current_user))", "opaque, session; pg_advisory_lock bigint hashtext(current_user) weak"},
+		{"SELECT pg_advisory_lock((SELECT 1))", "opaque, session; pg_advisory_lock bigint (select 1)"},
+		{"SELECT pg_advisory_lock((ARRAY[1])[1])", "opaque, session; pg_advisory_lock bigint (array[1])[1]"},
+		{"SELECT pg_advisory_lock(true::int)", "opaque, session; pg_advisory_lock bigint true::int"},
+		{"SELECT pg_advisory_lock(N'1')", "plain, session; pg_advisory_lock bigint n '…'"},
+		{"SELECT pg_advisory_lock($0)", "opaque, session; pg_advisory_lock bigint $0"},
+		{"SELECT pg_advisory_lock(1 2)", "opaque, session; pg_advisory_lock bigint 1 2"},
+		{"SELECT pg_advisory_lock(CAST(1 AS int)", "opaque, session; pg_advisory_lock bigint cast(1 as int)"},
+		{"SELECT pg_advisory_lock(CAST(1, int))", "opaque, session; pg_advisory_lock bigint cast(1, int)"},
+		{"SELECT pg_advisory_lock(1::int[])", "opaque, session; pg_advisory_lock bigint 1::int[]"},
+		{"SELECT pg_advisory_lock(1::a.b.c)", "opaque, session; pg_advisory_lock bigint 1::a.b.c"},
+		{"SELECT pg_advisory_lock()", "opaque, session; pg_advisory_lock bigint "},
+		{"SELECT pg_advisory_lock(1, 2, 3)", "opaque, session; pg_advisory_lock int,int "},
+		{"SELECT pg_advisory_unlock_all(1)", "opaque, session; pg_advisory_unlock_all"},
+		{"SELECT * FROM pg_advisory_lock(1)", opaque1},
+		{"(SELECT pg_advisory_lock(1))", opaque1},
+		{"; SELECT pg_advisory_lock(1)", opaque1},
+		{"SELECT pg_advisory_lock(1); SELECT 2", opaque1},
+		{"VALUES (pg_advisory_lock(1))", opaque1},
+		{"WITH a AS (SELECT 1) SELECT pg_advisory_lock(1)", opaque1},
+		{"WITH a AS (SELECT pg_advisory_lock(1)) SELECT 1", opaque1},
+		{"SELECT 1 LIMIT pg_advisory_lock(1)", opaque1},
+
+		// Names.
+		{"SELECT myschema.pg_advisory_xact_lock(1)", "opaque, session"},
+		{"SELECT mydb.pg_catalog.pg_advisory_xact_lock(1)", "opaque, session"},
+		{`SELECT "PG_CATALOG".pg_advisory_xact_lock(1)`, "opaque, session"},
+		{"SELECT pg_catalog.pg_advisory_xact_lock(1) FROM x", "opaque, per row; pg_advisory_xact_lock bigint 1"},
+		{"SELECT pg_advisory_lock", "no call"},
+		{"SELECT pg_advisory_lock FROM pg_advisory_lock AS pg_advisory_lock", "no call"},
+		{"SELECT 1 AS pg_advisory_lock", "no call"},
+		{"SELECT 'pg_advisory_lock(1)'", "no call"},
+		{"SELECT $$pg_advisory_lock(1)$$, $a$SELECT pg_advisory_lock(1)$a$", "no call"},
+		{"SELECT E'\\'pg_advisory_lock(1)', U&'''pg_advisory_lock(1)', b'pg_advisory_lock(1)'", "no call"},
+		{"SELECT 1 -- pg_advisory_lock(1)", "no call"},
+		{"SELECT 1 /* pg_advisory_lock(1) /* */ pg_advisory_lock(1) */", "no call"},
+		{`SELECT "pg_advisory_lock(1)"`, "no call"},
+		{"SELECT t.pg_advisory_lock FROM t", "no call"},
+		{"SELECT pg_advisory_lock(1) FROM t", perRow1},
+		{"SELECT xpg_advisory_lock(1), pg_advisory_lockx(1), pg_advisory_lock$(1), \u00e4pg_advisory_lock(1)", "no call"},
+		{"SELECT 'advisory', advisory(1)", "no call"},
+		{"INSERT INTO pg_advisory_lock (id) VALUES (1)", "no call"},
+		{"INSERT INTO public.pg_advisory_lock (id) VALUES (1)", "no call"},
+		{"MERGE INTO pg_advisory_lock (id)", "no call"},
+		{"SELECT * FROM t AS pg_advisory_lock (a)", "no call"},
+		{"WITH pg_advisory_lock (a) AS (SELECT 1) SELECT 2", "no call"},
+		{"WITH RECURSIVE pg_advisory_lock (a) AS (SELECT 1) SELECT 2", "no call"},
+		{"CREATE TABLE pg_advisory_lock (id int)", "no call"},
+		{"CREATE TABLE IF NOT EXISTS pg_advisory_lock (id int)", "no call"},
+		{"CREATE TABLE t (id int REFERENCES pg_advisory_lock (id))", "no call"},
+		{"COPY pg_advisory_lock (id) FROM STDIN", "no call"},
+
+		// Everything else that is executed.
+		{"UPDATE t SET a = 1 WHERE pg_advisory_lock(1) IS NULL", perRow1},
+		{"DELETE FROM t WHERE pg_advisory_lock(1) IS NULL", perRow1},
+		{"INSERT INTO t VALUES (1) RETURNING pg_advisory_lock(1)", opaque1},
+		{"INSERT INTO t SELECT pg_advisory_lock(1)", opaque1},
+		{"COPY (SELECT pg_advisory_lock(1)) TO STDOUT", opaque1},
+		{"CREATE TABLE t AS SELECT pg_advisory_lock(1)", opaque1},
+		{"CREATE TABLE t AS SELECT pg_advisory_lock(1) WITH DATA", opaque1},
+		{"CREATE TEMP TABLE t AS SELECT pg_advisory_lock(1) WITH NO DATA", "no call"},
+		{"SELECT pg_advisory_lock(1) INTO t", opaque1},
+		{"CREATE MATERIALIZED VIEW v AS SELECT pg_advisory_lock(1)", opaque1},
+		{"CREATE MATERIALIZED VIEW v AS SELECT pg_advisory_lock(1) WITH NO DATA;", "no call"},
+		{"CREATE UNLOGGED TABLE t AS SELECT pg_advisory_lock(1); SELECT 1 WITH NO DATA", opaque1},
+		{"ALTER TABLE t ADD COLUMN c text DEFAULT pg_advisory_lock(1)::text", opaque1},
+		{"CREATE INDEX ON t (pg_advisory_lock(1))", opaque1},
+		{"CALL p(1) -- advisory", "opaque, session"},
+		{"CALL s.p() /* advisory */", "opaque, session"},
+		{"SELECT 1; CALL p(1) -- advisory", "opaque, session"},
+		{"CREATE SCHEMA view CREATE TABLE t PARTITION OF p FOR VALUES IN (pg_advisory_lock(1))", opaque1},
+
+		// Deferred.
+		{"DECLARE c CURSOR FOR SELECT pg_advisory_lock(1)", "opaque, session, deferred; pg_advisory_lock bigint 1"},
+		{"DECLARE c CURSOR WITH HOLD FOR SELECT pg_advisory_xact_lock(1)", "opaque, deferred; pg_advisory_xact_lock bigint 1"},
+		{"DECLARE c CURSOR FOR SELECT 'advisory'", "no call"},
+
+		// EXPLAIN.
+		{"EXPLAIN SELECT pg_advisory_lock(1)", "no call"},
+		{"EXPLAIN VERBOSE SELECT pg_advisory_lock(1)", "no call"},
+		{"EXPLAIN ANALYZE SELECT pg_advisory_lock(1)", opaque1},
+		{"explain analyse verbose select pg_advisory_lock(1)", opaque1},
+		{"EXPLAIN (ANALYZE) SELECT pg_advisory_lock(1)", opaque1},
+		{"EXPLAIN (ANALYSE, COSTS OFF) SELECT pg_advisory_lock(1)", opaque1},
+		{"EXPLAIN (COSTS OFF, ANALYZE) SELECT pg_advisory_lock(1)", opaque1},
+		{"EXPLAIN (VERBOSE, FORMAT JSON) SELECT pg_advisory_lock(1)", "no call"},
+		{"EXPLAIN (ANALYZE on) SELECT pg_advisory_lock(1)", opaque1},
+		{"EXPLAIN (ANALYZE true) SELECT pg_advisory_lock(1)", opaque1},
+		{"EXPLAIN (ANALYZE 1) SELECT pg_advisory_lock(1)", opaque1},
+		{"EXPLAIN (ANALYZE 'on') SELECT pg_advisory_lock(1)", opaque1},
+		{"EXPLAIN (ANALYZE off) SELECT pg_advisory_lock(1)", "no call"},
+		{"EXPLAIN (ANALYZE False) SELECT pg_advisory_lock(1)", "no call"},
+		{"EXPLAIN (ANALYZE 0, VERBOSE) SELECT pg_advisory_lock(1)", "no call"},
+		{"EXPLAIN (ANALYZE 'OFF') SELECT pg_advisory_lock(1)", "no call"},
+		{`EXPLAIN (ANALYZE "false") SELECT pg_advisory_lock(1)`, "no call"},
+		{"EXPLAIN (ANALYZE off, ANALYZE) SELECT pg_advisory_lock(1)", opaque1},
+		{"EXPLAIN (ANALYZE, ANALYZE off) SELECT pg_advisory_lock(1)", "no call"},
+		{"EXPLAIN (SELECT pg_advisory_lock(1))", "no call"},
+		{"EXPLAIN ((SELECT pg_advisory_lock(1)))", "no call"},
+		{"EXPLAIN (VALUES (pg_advisory_lock(1)))", "no call"},
+		{"EXPLAIN (WITH analyze AS (SELECT pg_advisory_lock(1)) SELECT 1)", "no call"},
+		{"EXPLAIN ANALYZE (SELECT pg_advisory_lock(1))", opaque1},
+		{"EXPLAIN (ANALYZE) CREATE TABLE t AS SELECT pg_advisory_lock(1)", opaque1},
+		{"EXPLAIN CREATE TABLE t AS SELECT pg_advisory_lock(1)", "no call"},
+		{"EXPLAIN ANALYZE CREATE TABLE t AS SELECT pg_advisory_lock(1) WITH NO DATA", "no call"},
+		{"EXPLAIN ANALYZE DECLARE c CURSOR FOR SELECT pg_advisory_lock(1)", opaque1},
+		{"EXPLAIN SELECT pg_advisory_lock(1); SELECT pg_advisory_xact_lock(2)", "opaque; pg_advisory_xact_lock bigint 2"},
+
+		// PREPARE and EXECUTE.
+		{"PREPARE p AS SELECT pg_advisory_lock(1)", "no call; PREPARE p locks session"},
+		{"PREPARE P (bigint, int) AS SELECT pg_advisory_xact_lock($1)", "no call; PREPARE p locks"},
+		{`PREPARE "P" AS SELECT 'pg_advisory_xact_lock(1)'`, "no call; PREPARE P"},
+		{"PREPARE p AS SELECT pg_advisory_lock(1); EXECUTE p", "no call; PREPARE p locks session; EXECUTE p"},
+		{"EXECUTE p(pg_advisory_lock(1))", opaque1 + "; EXECUTE p"},
+		{"EXPLAIN EXECUTE p(pg_advisory_lock(1))", opaque1},
+		{"EXPLAIN ANALYZE EXECUTE p(pg_advisory_lock(1))", opaque1 + "; EXECUTE p"},
+		{"CREATE TABLE t AS EXECUTE p(pg_advisory_lock(1))", opaque1 + "; EXECUTE p"},
+		{"CREATE TABLE t AS EXECUTE p(pg_advisory_lock(1)) WITH NO DATA", opaque1 + "; EXECUTE p"},
+		{"EXPLAIN CREATE TABLE t AS EXECUTE p(pg_advisory_lock(1))", opaque1},
+		{"EXPLAIN (ANALYZE) CREATE TABLE t AS EXECUTE p(pg_advisory_lock(1))", opaque1 + "; EXECUTE p"},
+
+		// Definitions.
+		{"CREATE FUNCTION f() RETURNS void LANGUAGE sql AS 'SELECT pg_advisory_lock(1)'", "no call"},
+		{"CREATE FUNCTION pg_advisory_lock(text) RETURNS void LANGUAGE sql AS ''", "no call"},
+		{"CREATE OR REPLACE FUNCTION f(a bigint DEFAULT pg_advisory_lock(1)) RETURNS void LANGUAGE sql AS ''", "no call"},
+		{"CREATE PROCEDURE p() BEGIN ATOMIC SELECT pg_advisory_lock(1); SELECT CASE WHEN true THEN 1 END; SELECT 2; END", "no call"},
+		{"CREATE FUNCTION f() RETURNS void BEGIN ATOMIC SELECT pg_advisory_lock(1); END; SELECT pg_advisory_xact_lock(2)", "opaque; pg_advisory_xact_lock bigint 2"},
+		{"CREATE FUNCTION f() RETURNS void BEGIN ATOMIC END; SELECT pg_advisory_xact_lock(2)", "opaque; pg_advisory_xact_lock bigint 2"},
+		{"CREATE FUNCTION f() RETURNS int BEGIN ATOMIC SELECT 1 AS case; SELECT 2 AS begin; END; SELECT pg_advisory_xact_lock(2); END", "opaque; pg_advisory_xact_lock bigint 2; COMMIT"},
+		{"CREATE FUNCTION begin() RETURNS int LANGUAGE sql AS ''; SELECT pg_advisory_xact_lock(2)", "opaque; pg_advisory_xact_lock bigint 2"},
+		{"CREATE FUNCTION f() RETURNS int BEGIN ATOMIC SELECT (pg_advisory_lock(1)); SELECT 1 ORDER BY 1; END;", "no call"},
+		{"CREATE TRIGGER t BEFORE INSERT ON a WHEN (pg_advisory_lock(1) IS NULL) EXECUTE FUNCTION f()", "no call"},
+		{"CREATE CONSTRAINT TRIGGER t AFTER INSERT ON a EXECUTE FUNCTION pg_advisory_lock()", "no call"},
+		{"CREATE OR REPLACE TEMP VIEW v AS SELECT pg_advisory_lock(1)", "no call"},
+		{"CREATE LOCAL TEMPORARY RECURSIVE VIEW v (a) AS SELECT pg_advisory_lock(1)", "no call"},
+		{"CREATE RULE r AS ON INSERT TO t DO (SELECT pg_advisory_lock(1); SELECT 2)", "no call"},
+		{"CREATE EVENT TRIGGER e ON ddl_command_start EXECUTE FUNCTION pg_advisory_lock()", "no call"},
+		{"CREATE POLICY p ON t USING (pg_advisory_lock(1) IS NULL)", "no call"},
+		{"CREATE AGGREGATE a (int) (SFUNC = pg_advisory_lock(1))", "no call"},
+		{"CREATE CAST (int AS text) WITH FUNCTION pg_advisory_lock(int)", "no call"},
+		{"CREATE OPERATOR CLASS o FOR TYPE int USING btree AS FUNCTION 1 pg_advisory_lock(int, int)", "no call"},
+		{"COMMENT ON FUNCTION pg_advisory_lock(bigint) IS 'x'", "no call"},
+		{"GRANT EXECUTE ON FUNCTION pg_advisory_lock(bigint) TO PUBLIC", "no call"},
+		{"REVOKE ALL ON FUNCTION pg_catalog.pg_advisory_lock(bigint) FROM PUBLIC", "no call"},
+		{"ALTER FUNCTION pg_advisory_lock(bigint) OWNER TO x", "no call"},
+		{"ALTER EXTENSION e ADD FUNCTION pg_advisory_lock(bigint)", "no call"},
+		{"DROP FUNCTION pg_advisory_lock(bigint)", "no call"},
+		{"SECURITY LABEL ON FUNCTION pg_advisory_lock(bigint) IS 'x'", "no call"},
+		{"DROP FUNCTION f(); SELECT pg_advisory_lock(1)", opaque1},
+
+		// DO.
+		{"DO $$ BEGIN PERFORM pg_advisory_lock(1); END $$", opaque1},
+		{"DO LANGUAGE plpgsql $$ BEGIN PERFORM pg_advisory_xact_lock(1); END $$", "opaque; pg_advisory_xact_lock bigint 1"},
+		{"DO 'BEGIN PERFORM pg_advisory_xact_lock(1); END' LANGUAGE 'plpgsql'", "opaque; pg_advisory_xact_lock bigint 1"},
+		{"DO E'BEGIN PERFORM pg_advisory_xact\\x5flock(1); END'", "opaque; pg_advisory_xact_lock bigint 1"},
+		{"DO 'BEGIN RAISE NOTICE ''--''; PERFORM pg_advisory_xact_lock(1); END'", "opaque; pg_advisory_xact_lock bigint 1"},
+		{"DO $$ BEGIN -- pg_advisory_lock(1)\n END $$", "no call"},
+		{"DO $$ BEGIN RAISE NOTICE 'pg_advisory_lock'; END $$", "no call"},
+		{"DO $$ BEGIN EXECUTE 'SELECT pg_advisory_xact_lock(1)'; END $$", "opaque; pg_advisory_xact_lock bigint 1"},
+		{"DO $$ BEGIN EXECUTE 'SELECT pg_advisory_lock' || '(1)'; END $$", "opaque, session"},
+		{"DO $$ BEGIN EXECUTE 'SELECT pg_advisory_' || 'lock(1)'; END $$", "opaque, session"},
+		{"DO $$ BEGIN EXECUTE format('SELECT %I(1)', 'pg_advisory_xact_lock'); END $$", "opaque"},
+		{"DO $$ BEGIN EXECUTE $q$DO 'BEGIN PERFORM pg_advisory_xact_lock(1); END'$q$; END $$", "opaque; pg_advisory_xact_lock bigint 1"},
+		{"DO $$ BEGIN EXECUTE 'DO ''BEGIN EXECUTE ''''SELECT pg_advisory_xact_lock(1)''''; END'''; END $$", "opaque; pg_advisory_xact_lock bigint 1"},
+		{"DO $a$ $b$ $c$ $d$ $e$ pg_advisory_xact_lock(1) $e$ $d$ $c$ $b$ $a$", "opaque"},
+		{"DO $a$ $b$ $c$ $d$ $e$ pg_advisory_lock(1) $e$ $d$ $c$ $b$ $a$", "opaque, session"},
+		{"DO LANGUAGE plpython3u $$ plpy.execute(\"SELECT pg_advisory_lock(1)\") $$", "opaque, session"},
+		{"DO LANGUAGE plpython3u $$ plpy.execute(\"SELECT pg_advisory_xact_lock(1)\") # $$", "opaque"},
+		{"DO LANGUAGE plperl 'pg_advisory_xact_lock advisory'", "opaque, session"},
+		{"DO $$ BEGIN CALL p(1); PERFORM 'advisory'; END $$", "opaque, session"},
+		{"DO $$ BEGIN PERFORM pg_advisory_xact_lock(id) FROM t; END $$", "opaque, per row; pg_advisory_xact_lock bigint id"},
+		{"DO $$ BEGIN PERFORM 1 FROM t; PERFORM pg_advisory_xact_lock(1); END $$", "opaque; pg_advisory_xact_lock bigint 1"},
+		{"DO $$ pg_advisory_xact_lock('unterminated $$", "opaque; pg_advisory_xact_lock bigint "},
+		{"DO $$ BEGIN END $$; SELECT pg_advisory_xact_lock(1)", "opaque; pg_advisory_xact_lock bigint 1"},
+		{"DO $$ $$ -- advisory", "no call"},
+		{"DO U&'\\D8 advisory'", "opaque, session"},
+
+		// What does not end.
+		{"SELECT 'pg_advisory_lock(1)", "opaque, session"},
+		{"SELECT pg_advisory_xact_lock(1) /*", "opaque; pg_advisory_xact_lock bigint 1"},
+		{"SELECT \"pg_advisory_lock", "opaque, session"},
+		{"SELECT $$pg_advisory_lock", "opaque, session"},
+		{"SELECT pg_advisory_lock(1", opaque1},
+		{"SELECT pg_advisory_lock(", "opaque, session; pg_advisory_lock bigint "},
+		{"SELECT ) ) pg_advisory_lock(1)", opaque1},
+		{"SELECT 1 $ pg_advisory_lock(1)", opaque1},
+		{"SELECT 1 \x00 pg_advisory_lock(1)", opaque1},
+		{"SELECT 1 {\\} pg_advisory_lock(1)", opaque1},
+	} {
+		if got := describe(r.Parse(tt.text, true)); got != tt.want {
+			t.Errorf("%s\n got %s\nwant %s", tt.text, got, tt.want)
+		}
+	}
+}
+
+func TestPerRow(t *testing.T) {
+	r := New(nil)
+	for _, text := range []string{
+		"SELECT id FROM t WHERE pg_try_advisory_lock(7, id) LIMIT 2",
+		"SELECT pg_try_advisory_lock(id) FROM t",
+		"SELECT pg_try_advisory_lock(1) FROM only s.t AS x, u",
+		"SELECT id FROM t JOIN u ON pg_try_advisory_lock(id)",
+		"SELECT id FROM (t JOIN u ON pg_try_advisory_lock(id))",
+		"SELECT pg_try_advisory_lock(id) FROM (t JOIN u USING (id))",
+		"SELECT id FROM t, pg_try_advisory_lock(t.id)",
+		"SELECT id FROM pg_try_advisory_lock(1), t WHERE pg_try_advisory_lock(1)",
+		"SELECT id FROM t CROSS JOIN LATERAL pg_try_advisory_lock(t.id)",
+		"SELECT id FROM t, LATERAL (SELECT pg_try_advisory_lock(t.id)) x",
+		"SELECT pg_try_advisory_lock(id) FROM (SELECT id FROM t ORDER BY id) s",
+		"SELECT * FROM (SELECT pg_try_advisory_lock(id) FROM t) s",
+		"SELECT (SELECT pg_try_advisory_lock(t.id)) FROM t",
+		"SELECT id FROM t WHERE EXISTS (SELECT 1 WHERE pg_try_advisory_lock(t.id))",
+		"SELECT id FROM t WHERE (((pg_try_advisory_lock(1))))",
+		"SELECT id FROM t ORDER BY coalesce(pg_try_advisory_lock(1))",
+		"SELECT pg_try_advisory_lock(i) FROM generate_series(1, 10) i",
+		"SELECT pg_try_advisory_lock(i) FROM ROWS FROM (unnest($1::int[])) i",
+		"WITH x AS (SELECT 1) SELECT pg_try_advisory_lock(1) FROM x",
+		"WITH x AS (SELECT pg_try_advisory_lock(id) FROM t) SELECT 1",
+		"INSERT INTO u SELECT pg_try_advisory_lock(id) FROM t",
+		"UPDATE t SET ok = pg_try_advisory_lock(id)",
+		"DELETE FROM t USING u WHERE pg_try_advisory_lock(t.id)",
+		"MERGE INTO t USING u ON pg_try_advisory_lock(t.id) WHEN MATCHED THEN DELETE",
+		"SELECT 1 UNION SELECT pg_try_advisory_lock(id)::int FROM t",
+		"SELECT pg_try_advisory_lock(id)::int FROM t UNION SELECT 1",
+		"COPY (SELECT pg_try_advisory_lock(id) FROM t) TO STDOUT",
+		"DECLARE c CURSOR FOR SELECT pg_try_advisory_lock(id) FROM t",
+		"EXPLAIN ANALYZE SELECT pg_try_advisory_lock(id) FROM t",
+		"SELECT x.pg_advisory_lock(id) FROM t",
+	} {
+		if st := r.Parse(text, true); !st.PerRow || st.Form != Opaque {
+			t.Errorf("not per row: %s: %s", text, describe(st))
+		}
+	}
+	for _, text := range []string{
+		"SELECT * FROM pg_try_advisory_lock($1)",
+		"SELECT * FROM pg_catalog.pg_try_advisory_lock($1) AS ok",
+		"SELECT * FROM ROWS FROM (pg_try_advisory_lock(1))",
+		"SELECT pg_try_advisory_lock(1) WHERE true",
+		"SELECT pg_try_advisory_lock(1) LIMIT 1",
+		"SELECT pg_try_advisory_lock(x) FROM (VALUES (1), (2)) v(x)",
+		"SELECT pg_try_advisory_lock(x) FROM current_setting('a') x",
+		"SELECT pg_try_advisory_lock(x) FROM (SELECT 1 AS x) s",
+		"SELECT * FROM t, pg_try_advisory_lock(1) ok",
+		"SELECT * FROM t, (SELECT pg_try_advisory_lock(1)) ok",
+		"SELECT * FROM t WHERE (SELECT pg_try_advisory_lock(1))",
+		"WITH got AS (SELECT pg_try_advisory_lock(1) AS ok) SELECT ok FROM got",
+		"WITH got AS (SELECT pg_try_advisory_lock(1) AS ok) UPDATE t SET a = 1",
+		"SELECT pg_try_advisory_lock((SELECT id FROM t LIMIT 1))",
+		"SELECT pg_try_advisory_lock(extract(epoch FROM now())::int)",
+		"SELECT pg_try_advisory_lock(1) IS DISTINCT FROM true",
+		"SELECT pg_try_advisory_lock(1)::int UNION SELECT id FROM t",
+		"SELECT id FROM t UNION SELECT pg_try_advisory_lock(1)::int",
+		"SELECT id FROM t; SELECT pg_try_advisory_lock(1)",
+		"INSERT INTO t (a) VALUES (pg_try_advisory_lock(1)) ON CONFLICT DO UPDATE SET a = true",
+		"SELECT trim(BOTH FROM 'x'), pg_try_advisory_lock(1)",
+		"PREPARE p AS SELECT pg_try_advisory_lock(id) FROM t",
+	} {
+		if st := r.Parse(text, true); st.PerRow {
+			t.Errorf("per row: %s: %s", text, describe(st))
+		}
+	}
+}
+
+func TestSteps(t *testing.T) {
+	r := New(nil)
+	for _, tt := range []struct{ text, want string }{
+		{"", ""},
+		{"SELECT 1", ""},
+		{"BEGIN", "BEGIN"},
+		{" /* a */ begin work;", "BEGIN"},
+		{"BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY", "BEGIN repeatable read"},
+		{"BEGIN READ WRITE ISOLATION LEVEL Serializable DEFERRABLE", "BEGIN serializable"},
+		{"START TRANSACTION ISOLATION LEVEL READ UNCOMMITTED", "BEGIN read uncommitted"},
+		{"COMMIT", "COMMIT"},
+		{"END", "COMMIT"},
+		{"COMMIT WORK AND CHAIN", "COMMIT chain"},
+		{"END TRANSACTION AND NO CHAIN", "COMMIT"},
+		{"ROLLBACK", "ROLLBACK"},
+		{"ABORT WORK AND CHAIN;", "ROLLBACK chain"},
+		{"COMMIT PREPARED 'x'", ""},
+		{"ROLLBACK PREPARED 'x'", ""},
+		{"SAVEPOINT A", "SAVEPOINT a"},
+		{`SAVEPOINT "A""b"`, `SAVEPOINT A"b`},
+		{`SAVEPOINT U&"\0041"`, "SAVEPOINT A"},
+		{"SAVEPOINT " + strings.Repeat("x", 62) + "äz", "SAVEPOINT " + strings.Repeat("x", 62)},
+		{"RELEASE a", "RELEASE a"},
+		{"RELEASE SAVEPOINT a", "RELEASE a"},
+		{"RELEASE savepoint", "RELEASE savepoint"},
+		{"ROLLBACK TO a", "ROLLBACK TO a"},
+		{"ROLLBACK WORK TO SAVEPOINT a", "ROLLBACK TO a"},
+		{"ROLLBACK TRANSACTION TO a", "ROLLBACK TO a"},
+		{"ABORT TO a", "ROLLBACK"}, // a syntax error
+		{"PREPARE TRANSACTION 'x'", "PREPARE TRANSACTION"},
+		{"PREPARE transaction AS SELECT 1", "PREPARE transaction"},
+		{"PREPARE p AS SELECT 1", "PREPARE p"},
+		{"EXECUTE p", "EXECUTE p"},
+		{"EXECUTE p(1, 2)", "EXECUTE p"},
+		{"EXPLAIN ANALYZE EXECUTE p", "EXECUTE p"},
+		{"EXPLAIN EXECUTE p", ""},
+		{"EXPLAIN ANALYZE SELECT 1", ""},
+		{"CREATE TABLE t AS EXECUTE p(1)", "EXECUTE p"},
+		{"CREATE TABLE t (id int)", ""},
+		{"CREATE TABLE t AS (SELECT 1 AS execute)", ""},
+		{"DEALLOCATE p", "DEALLOCATE p"},
+		{"DEALLOCATE PREPARE p", "DEALLOCATE p"},
+		{"DEALLOCATE prepare", "DEALLOCATE prepare"},
+		{"DEALLOCATE ALL", "DEALLOCATE"},
+		{"DEALLOCATE PREPARE ALL", "DEALLOCATE"},
+		{`DEALLOCATE "all"`, "DEALLOCATE all"},
+		{"DISCARD ALL", "DISCARD ALL"},
+		{"DISCARD PLANS", ""},
+		{"SET TRANSACTION ISOLATION LEVEL READ COMMITTED", "SET TRANSACTION read committed"},
+		{"SET LOCAL TRANSACTION READ ONLY, ISOLATION LEVEL SERIALIZABLE", "SET TRANSACTION serializable"},
+		{"SET SESSION TRANSACTION ISOLATION LEVEL SERIALIZABLE", "SET TRANSACTION serializable"},
+		{"SET TRANSACTION READ ONLY", ""},
+		{"SET TRANSACTION SNAPSHOT 'x'", ""},
+		{"SET transaction_isolation = 'repeatable READ'", "SET TRANSACTION repeatable read"},
+		{"SET LOCAL Transaction_Isolation TO serializable", "SET TRANSACTION serializable"},
+		{"SET SESSION transaction_isolation TO 'x'", "SET TRANSACTION"},
+		{"SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL SERIALIZABLE", "SET SESSION CHARACTERISTICS serializable"},
+		{"SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY", ""},
+		{"SET default_transaction_isolation TO 'serializable'", "SET SESSION CHARACTERISTICS serializable"},
+		{`SET SESSION "default_TRANSACTION_isolation" = "serializable"`, "SET SESSION CHARACTERISTICS serializable"},
+		{"SET LOCAL default_transaction_isolation TO 'serializable'", ""},
+		{"SET default_transaction_isolation TO DEFAULT", "SET SESSION CHARACTERISTICS"},
+		{"RESET default_transaction_isolation", "SET SESSION CHARACTERISTICS"},
+		{"RESET ALL", "SET SESSION CHARACTERISTICS"},
+		{"RESET search_path", ""},
+		{"SET search_path TO x", ""},
+		{"SET SESSION AUTHORIZATION x", ""},
+
+		// Several statements.
+		{"COMMIT; BEGIN", "COMMIT; BEGIN"},
+		{"begin; select ';', $$;commit;$$, \"a;b\" /* ; */; savepoint a -- ;\n; rollback to a", "BEGIN; SAVEPOINT a; ROLLBACK TO a"},
+		{";;BEGIN;;", "BEGIN"},
+		{"SELECT 1; DISCARD ALL;", "DISCARD ALL"},
+		{"CREATE FUNCTION f() RETURNS int BEGIN ATOMIC SELECT 1; END; COMMIT", "COMMIT"},
+		{"CREATE RULE r AS ON INSERT TO t DO (SELECT 1; COMMIT); BEGIN", "BEGIN"},
+		{"DO 'a;COMMIT'; COMMIT", "COMMIT"},
+		{"SELECT 1; SELECT 'COMMIT", ""},
+		{"PREPARE p AS SELECT 1; DEALLOCATE p", "PREPARE p; DEALLOCATE p"},
+
+		// With calls.
+		{"BEGIN; SELECT pg_advisory_xact_lock(1); COMMIT AND CHAIN", "opaque; pg_advisory_xact_lock bigint 1; BEGIN; COMMIT chain"},
+		{"BEGIN /* advisory */", "BEGIN"},
+		{"DISCARD ALL -- advisory", "DISCARD ALL"},
+	} {
+		want := tt.want
+		if !strings.HasPrefix(want, "opaque") {
+			want = strings.TrimSuffix("no call; "+want, "; ")
+		}
+		if got := describe(r.Parse(tt.text, true)); got != want {
+			t.Errorf("%s\n got %s\nwant %s", tt.text, got, want)
+		}
+	}
+}
+
+func TestStandardConformingStringsOff(t *testing.T) {
+	r := New(nil)
+	for _, tt := range []struct{ text, on, off string }{
+		{`SELECT '\', pg_advisory_lock(1), '`, "opaque, session; pg_advisory_lock bigint 1", "no call"},
+		{`SELECT '\'', pg_advisory_lock(1) --'`, "no call", opaque1},
+		{`SELECT '\\', pg_advisory_lock(1)`, opaque1, opaque1},
+		{`SELECT pg_advisory_lock('\061')`, "plain, session; pg_advisory_lock bigint '…'", lock1},
+		{`SELECT pg_advisory_lock(hashtext('\061'))`, "plain, session; pg_advisory_lock bigint hashtext('…') weak", "plain, session; pg_advisory_lock bigint hashtext('…') weak"},
+		{`DO 'BEGIN PERFORM ''\\'', pg_advisory_lock(1); END'`, opaque1, "opaque, session"}, // off: the string inside does not end
+		{`COMMIT; SELECT '\'; BEGIN; --'`, "no call; COMMIT; BEGIN", "no call; COMMIT"},
+	} {
+		if got := describe(r.Parse(tt.text, true)); got != tt.on {
+			t.Errorf("on: %s\n got %s\nwant %s", tt.text, got, tt.on)
+		}
+		if got := describe(r.Parse(tt.text, false)); got != tt.off {
+			t.Errorf("off: %s\n got %s\nwant %s", tt.text, got, tt.off)
+		}
+	}
+}
+
+func TestConfiguredFunctions(t *testing.T) {
+	r := New([]string{"take_lock", "App.Take_App", `"TakeExact"`, ` app . "Odd Name" `, "", "1x", "reset"})
+	for _, tt := range []struct{ text, want string }{
+		{"SELECT take_lock(1)", "opaque, session"},
+		{"SELECT TAKE_LOCK (1)", "opaque, session"},
+		{"SELECT any_schema.take_lock(1) FROM t", "opaque, session, per row"},
+		{"SELECT take_lock", "no call"},
+		{"SELECT 'take_lock(1)'", "no call"},
+		{"CALL take_lock(1)", "opaque, session"},
+		{"SELECT app.take_app(1)", "opaque, session"},
+		{"SELECT take_app(1)", "opaque, session"},
+		{"SELECT other.take_app(1)", "no call"},
+		{"SELECT takeexact(1)", "no call"},
+		{`SELECT "TakeExact"(1)`, "opaque, session"},
+		{`SELECT "Odd Name"(1)`, "opaque, session"},
+		{"SELECT reset(1)", "opaque, session"},
+		{"RESET ALL", "no call; SET SESSION CHARACTERISTICS"},
+		{"SELECT pg_advisory_xact_lock(1), take_lock(1)", "opaque, session; pg_advisory_xact_lock bigint 1"},
+		{"DO $$ BEGIN EXECUTE 'SELECT \"Odd Name\"' || '(1)'; END $$", "opaque, session"},
+		{"DO LANGUAGE x $$ take_lock $$", "opaque, session"},
+		{"PREPARE p AS SELECT take_lock(1)", "no call; PREPARE p locks session"},
+		{"SELECT unknown(1)", "no call"},
+	} {
+		if got := describe(r.Parse(tt.text, true)); got != tt.want {
+			t.Errorf("%s\n got %s\nwant %s", tt.text, got, tt.want)
+		}
+	}
+	if long := strings.Repeat("f", 100); New([]string{long}).Parse("SELECT "+long+"(1)", true).Form != Opaque {
+		t.Error("a name longer than the server keeps")
+	}
+}
+
+// Every call of a text is where it says.
+func TestSpans(t *testing.T) {
+	r := New(nil)
+	for _, tt := range []struct {
+		text string
+		want []string
+	}{
+		{"SELECT  pg_catalog . pg_advisory_lock ( 1 ) AS x", []string{"pg_catalog . pg_advisory_lock ( 1 )"}},
+		{"SELECT pg_advisory_lock(1), pg_advisory_unlock_all ( ) ;", []string{"pg_advisory_lock(1)", "pg_advisory_unlock_all ( )"}},
+		{"SELECT 1, pg_advisory_lock(id) FROM t", []string{"pg_advisory_lock(id)"}},
+		{"SELECT pg_advisory_lock(pg_try_advisory_lock(2)::int) FROM t", []string{"pg_advisory_lock(pg_try_advisory_lock(2)::int)", "pg_try_advisory_lock(2)"}},
+		{"DO $x$ BEGIN PERFORM pg_advisory_lock(1); END $x$", []string{"pg_advisory_lock(1)"}},
+		{"DO 'BEGIN PERFORM pg_advisory_lock(1); END'", []string{"pg_advisory_lock(1)"}},
+		{"DO $x$ BEGIN EXECUTE 'SELECT pg_advisory_lock(1)'; END $x$", []string{"pg_advisory_lock(1)"}},
+		{"DO 'BEGIN PERFORM ''a'', pg_advisory_lock(1); END'", []string{"'BEGIN PERFORM ''a'', pg_advisory_lock(1); END'"}},
+		{"DO $x$ EXECUTE 'SELECT ''a'', pg_advisory_lock(1)' $x$", []string{"'SELECT ''a'', pg_advisory_lock(1)'"}},
+		{"SELECT 1, pg_advisory_lock(1", []string{"pg_advisory_lock(1"}},
+	} {
+		st := r.Parse(tt.text, true)
+		var got []string
+		for _, c := range st.Calls {
+			got = append(got, tt.text[c.Start:c.End])
+		}
+		if strings.Join(got, "|") != strings.Join(tt.want, "|") {
+			t.Errorf("%s\n got %q\nwant %q", tt.text, got, tt.want)
+		}
+	}
+}
+
+func TestOpaqueCallsAreBounded(t *testing.T) {
+	text := "SELECT 1, " + strings.Repeat("pg_advisory_xact_lock(1), ", 300) + "pg_advisory_lock(1)"
+	if st := New(nil).Parse(text, true); len(st.Calls) != maxCalls || !st.Session {
+		t.Error(len(st.Calls), st.Session)
+	}
+}
