@@ -1,6 +1,6 @@
 FUZZTIME ?= 60s
 
-.PHONY: help setup demo test check fuzz test-matrix
+.PHONY: help setup demo test check fuzz test-matrix test-pgx
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -33,3 +33,6 @@ fuzz: ## longer fuzzing, FUZZTIME=60s for each target
 
 test-matrix: setup ## the tests against PostgreSQL 14 to 18, which it fetches with npm
 	scripts/test-matrix
+
+test-pgx: setup ## pgx's own tests of its database/sql driver, on this one
+	scripts/test-pgx

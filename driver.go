@@ -95,7 +95,9 @@ type Connector struct {
 	log        logLimit
 	tracer     trace.Tracer
 
-	reports atomic.Int64 // when pg_locks was last read for a report, in Unix nanoseconds
+	roads        roads
+	saidUnproven atomic.Bool  // of a driver that is not pgx's, unproven-pooling is said once
+	reports      atomic.Int64 // when pg_locks was last read for a report, in Unix nanoseconds
 
 	mu    sync.Mutex // guards conns
 	conns map[*Conn]struct{}
@@ -250,6 +252,9 @@ type Conn struct {
 	// handed out.
 	judged bool
 
+	evidence string    // what mode was concluded from
+	asked    time.Time // when mode was concluded; zero when a setting says it
+
 	mode       atomic.Uint32 // PoolMode; written by the connection, read by Sessions
 	backendPID atomic.Uint32 // likewise
 }
@@ -270,7 +275,10 @@ func newConn(c *Connector, inner driver.Conn) *Conn {
 			cn.defaultIsolation = "repeatable read"
 		}
 	}
-	cn.mode.Store(uint32(c.settings.poolMode))
+	if mode := c.settings.poolMode; mode != PoolAuto {
+		cn.mode.Store(uint32(mode))
+		cn.evidence = "as pgadvlock_pool_mode says"
+	}
 	return cn
 }
 

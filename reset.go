@@ -132,7 +132,7 @@ func (c *Conn) giveBack() (keep bool) {
 // clean releases what the session holds, where that is safe, and reports it.
 // It returns false when the connection must be closed instead.
 func (c *Conn) clean(ctx context.Context, state ledger.State, always bool) bool {
-	c.askPoolMode(ctx)
+	_ = c.askPoolMode(ctx) // a connection that it broke shows as one whose mode is not known
 	locks := c.sessionLocks()
 	switch mode := c.poolMode(); mode {
 	case PoolDirect, PoolSession:
@@ -174,7 +174,7 @@ func (c *Conn) clean(ctx context.Context, state ledger.State, always bool) bool 
 func (c *Conn) observe(ctx context.Context, state ledger.State) {
 	locks := c.sessionLocks()
 	if state != ledger.Exact && c.idle() {
-		c.askPoolMode(ctx)
+		_ = c.askPoolMode(ctx) // only a report is at stake
 		if mode := c.poolMode(); (mode == PoolDirect || mode == PoolSession) && c.connector.mayReadLocks() {
 			found, err := c.query(ctx, sqlReport)
 			switch {

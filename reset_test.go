@@ -216,20 +216,6 @@ func TestHiddenReturnHook(t *testing.T) {
 	}
 }
 
-// Until the pool mode can be proved, a pooler is a reason to close.
-func TestDirtyConnectionBehindPoolerIsClosed(t *testing.T) {
-	server := pgtest.Shared(t)
-	server.RequireBouncer(t)
-	name := server.NewDB(t)
-	b := setUpOn(t, server.BouncerDSN(name, "session")+"&default_query_exec_mode=exec")
-	onConn("SELECT pg_advisory_lock(42)")(t, b.db)
-	b.see.WaitFor(time.Second, "nothing is held", func(l []pgtest.Lock) bool { return len(l) == 0 })
-	e := b.rec.of(pgadvlock.RuleLeakedSessionLock)
-	if len(e) != 1 || e[0].PoolMode != pgadvlock.PoolUnknown || e[0].Err == nil || b.db.Stats().Idle != 0 {
-		t.Errorf("events %+v, stats %+v", e, b.db.Stats())
-	}
-}
-
 // Behind transaction pooling a release would reach somebody else's backend.
 func TestNothingIsSentBehindTransactionPooling(t *testing.T) {
 	server := pgtest.Shared(t)

@@ -120,7 +120,7 @@ var scenes = []scene{
 		play: behindBouncer,
 		shows: func(pgx, ours account) error {
 			return all(claim{"two workers hold one lock on pgx", pgx.ok["both"]},
-				claim{"pgadvlock reports it", ours.ok["told"]})
+				claim{"pgadvlock refuses both", ours.ok["refused"]})
 		},
 	},
 }
@@ -256,6 +256,7 @@ func heldBy(ctx context.Context, observer *sql.DB, key int) (held bool, err erro
 // behindBouncer is scene 3.
 func behindBouncer(ctx context.Context, s stage) (a account, err error) {
 	var got [2]bool
+	var refusal error
 	for i, name := range []string{"worker A", "worker B"} {
 		db, err := s.open(s.pooled)
 		if err != nil {
@@ -266,18 +267,31 @@ func behindBouncer(ctx context.Context, s stage) (a account, err error) {
 		if err != nil {
 			return a, err
 		}
-		if err := conn.QueryRowContext(ctx, "SELECT pg_try_advisory_lock(7)").Scan(&got[i]); err != nil {
-			return a, err
-		}
-		a.tell(name, "is answered %t", got[i])
-		if i == 1 {
-			defer func() { a.hear(s, pgadvlock.RuleLeakedSessionLock) }()
-		}
 		defer conn.Close()
+		err = conn.QueryRowContext(ctx, "SELECT pg_try_advisory_lock(7)").Scan(&got[i])
+		switch {
+		case errors.Is(err, pgadvlock.RuleTransactionPooling):
+			a.tell(name, "refused, before anything is sent")
+			refusal = err
+		case err != nil:
+			return a, err
+		default:
+			a.tell(name, "is answered %t", got[i])
+		}
 	}
 	a.mark("both", got[0] && got[1])
-	if got[0] && got[1] {
-		a.tell("the lock", "guards nothing: both go on")
+	a.mark("refused", refusal != nil && !got[0] && !got[1])
+	if refusal != nil {
+		a.tell("the error says", "%v", refusal)
+	}
+	held, err := heldBy(ctx, s.observer, 7)
+	if err != nil {
+		return a, err
+	}
+	if held {
+		a.tell("the lock", "guards nothing: both go on. It stays with PgBouncer's connection when both have gone")
+	} else {
+		a.tell("the lock", "is held by nobody")
 	}
 	return a, nil
 }

@@ -40,3 +40,55 @@ func BenchmarkMentions(b *testing.B) {
 		}
 	}
 }
+
+// BenchmarkParse: a plain statement that is remembered, one that is new, and texts without a call while a connection
+// holds something.
+func BenchmarkParse(b *testing.B) {
+	r := New(nil)
+	for _, t := range []struct{ name, text string }{
+		{"number", "SELECT pg_advisory_lock(42)"},
+		{"param", "SELECT pg_try_advisory_lock($1)"},
+		{"pair", "SELECT pg_advisory_xact_lock($1, $2)"},
+		{"hashtext", "SELECT pg_advisory_xact_lock(hashtext($1))"},
+		{"opaque", "SELECT id FROM jobs WHERE pg_try_advisory_lock(7, id) ORDER BY id LIMIT 1"},
+	} {
+		b.Run("hit/"+t.name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				r.Parse(t.text, true)
+			}
+		})
+		b.Run("cold/"+t.name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				r.parse(t.text, true)
+			}
+		})
+	}
+	for _, t := range []struct{ name, text string }{
+		{"select", "SELECT id, name, email FROM users WHERE id = $1 AND org = $2"},
+		{"1KB", ormText(1 << 10)},
+		{"commit", "COMMIT"},
+		{"several/1KB", "SELECT 1; " + ormText(1<<10) + `"`},
+	} {
+		b.Run("steps/"+t.name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				r.Parse(t.text, true)
+			}
+		})
+	}
+}
+
+func BenchmarkKey(b *testing.B) {
+	r := New(nil)
+	for _, args := range []string{"42", "$1", "$1, $1", "hashtext($2)"} {
+		c := &r.Parse("SELECT pg_advisory_lock("+args+")", true).Calls[0]
+		b.Run(args, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				c.Key(testArg)
+			}
+		})
+	}
+}

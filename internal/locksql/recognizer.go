@@ -91,13 +91,12 @@ func (r *Recognizer) parse(text string, standardConformingStrings bool) *Stateme
 // steps analyses a text that mentions no function. It runs for every statement while a connection holds something, so
 // a single statement is told by its first words.
 func (r *Recognizer) steps(text string, standardConformingStrings bool) *Statement {
-	w := walker{parser: parser{lexer: lexer{src: text, escapes: !standardConformingStrings}}, r: r}
-	w.advance()
-	single := strings.IndexByte(strings.TrimRight(text, "; \t\r\n"), ';') < 0
-	if single && !w.begins() {
+	l := lexer{src: text, escapes: !standardConformingStrings}
+	first := l.next()
+	if single := strings.IndexByte(strings.TrimRight(text, "; \t\r\n"), ';') < 0; single && !beginsStep(l.keyword(first)) {
 		return nothing
 	}
-	w.st = &Statement{}
+	w := walker{parser: parser{lexer: l, tok: first}, r: r, st: &Statement{}}
 	w.statements()
 	return w.st
 }

@@ -141,7 +141,7 @@ func (s *scan) word(t token, k keyword) bool {
 		}
 	case kwExecute:
 		s.dynamic = true
-		if s.words[2] == kwAs && len(s.outer) == 0 && s.depth == 0 {
+		if s.words[2] == kwAs && s.clause == noQuery && len(s.outer) == 0 && s.depth == 0 {
 			s.execute = true
 			if s.named() {
 				s.executes = s.name(s.tok)

@@ -1,8 +1,8 @@
 package locksql
 
-// begins reports whether the current word may begin a statement that is a step.
-func (w *walker) begins() bool {
-	switch w.keyword(w.tok) {
+// beginsStep reports whether a statement that begins with that word may be a step.
+func beginsStep(k keyword) bool {
+	switch k {
 	case kwAbort, kwBegin, kwCommit, kwCreate, kwDeallocate, kwDiscard, kwEnd, kwExecute, kwExplain, kwPrepare, kwRelease,
 		kwReset, kwRollback, kwSavepoint, kwSet, kwStart:
 		return true

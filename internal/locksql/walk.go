@@ -52,7 +52,7 @@ func (w *walker) statements() {
 			w.statement()
 		}
 	}
-	if w.tok.kind == tUnterminated {
+	if w.tok.kind == tUnterminated && w.calls {
 		w.opaque(w.raw(w.src))
 	}
 }
@@ -173,18 +173,19 @@ func (w *walker) explain() mode {
 	if ahead.tok.kind == '(' {
 		return defined
 	}
-	for w.parser = ahead; w.named(); w.accept(',') {
-		analyze := w.acceptWord(kwAnalyze)
-		if !analyze {
-			w.advance()
-		}
+	w.parser = ahead
+	for more := true; more; more = w.accept(',') {
+		// Quoted, too: the grammar takes any name for an option.
+		analyze := w.named() && (w.name(w.tok) == "analyze" || w.keyword(w.tok) == kwAnalyze)
+		w.advance()
 		on := true
-		if w.tok.kind != ',' && w.tok.kind != ')' {
-			on = w.on()
+		for w.tok.kind != ',' && w.tok.kind != ')' && w.tok.kind != ';' && w.tok.kind != tEOF && w.tok.kind != tUnterminated {
+			on = w.on(w.advance()) // of a sign and a number, the number
 		}
-		if analyze && on {
+		switch {
+		case analyze && on:
 			m = executed
-		} else if analyze {
+		case analyze:
 			m = defined
 		}
 	}
@@ -193,17 +194,18 @@ func (w *walker) explain() mode {
 }
 
 // on reads the value of an option; only these switch one off (defGetBoolean).
-func (w *walker) on() bool {
-	t := w.advance()
+func (l *lexer) on(t token) bool {
+	s := ""
 	switch t.kind {
 	case tNumber:
-		n, ok := parseInteger(w.text(t))
+		n, ok := parseInteger(l.text(t))
 		return !ok || n.mag != 0
 	case tString:
-		s, _ := w.unquote(t)
-		return !equalFold(s, "off") && !equalFold(s, "false")
+		s, _ = l.unquote(t)
+	case tIdent, tQuoted:
+		s = l.name(t)
 	}
-	return !equalFold(w.name(t), "off") && !equalFold(w.name(t), "false")
+	return !equalFold(s, "off") && !equalFold(s, "false")
 }
 
 // do reads DO [LANGUAGE name] 'code' [LANGUAGE name].

@@ -17,8 +17,8 @@ import (
 // notifications in, each wait with an end. It knows nothing of what they mean.
 //
 // It takes the socket over from pgconn, because pgconn can neither leave a
-// question unanswered and come back to it later, as a wait for a pooler's queue
-// must, nor give one up without a goroutine that may live for 15 seconds more.
+// question unanswered and come back to it later, as a wait in a pooler's queue
+// demands, nor give one up without a goroutine that may live for 15 seconds more.
 
 // conn is a connection of the probe's own. It belongs to one goroutine.
 type conn struct {
@@ -27,33 +27,33 @@ type conn struct {
 	greeting uint32  // the pid that the server's greeting named
 	backend  backend // who answered last
 
-	waiting bool   // a question is on its way
-	answer  answer // of it, as far as it is here
-	ready   int    // how many ReadyForQuery are to come
-	heard   []notification
+	expected int    // how many ReadyForQuery are to come: 0 when no question is on its way
+	answer   answer // as far as it is here
+	heard    []notification
 
-	unwatch func()
+	unwatch func() // ctx
 }
 
-// answer is what came back for one question.
+// answer is what came back for a question.
 type answer struct {
 	row []string // the last one; null is ""
 	err *pgconn.PgError
 }
 
 type notification struct {
-	pid     uint32
+	pid     uint32 // of the backend that sent it
 	channel string
 }
 
-// errSilent means that the answer may still come.
+// errSilent means that the answer is not here in time, but may still come.
 var errSilent = errors.New("no answer in time")
 
-// take makes c a connection of the probe's. When ctx ends, its socket is closed
+// take makes a connection the probe's own. When ctx ends, its socket is closed
 // under whoever waits.
-func take(ctx context.Context, c *pgconn.PgConn) (*conn, error) {
-	hijacked, err := c.Hijack()
+func take(ctx context.Context, pg *pgconn.PgConn) (*conn, error) {
+	hijacked, err := pg.Hijack()
 	if err != nil {
+		pg.Close(ctx)
 		return nil, err
 	}
 	socket := hijacked.Conn
@@ -64,17 +64,17 @@ func take(ctx context.Context, c *pgconn.PgConn) (*conn, error) {
 	})
 	unwatch := func() {
 		if !stop() {
-			<-closed // nothing of the probe's may outlive it
+			<-closed // no goroutine of the probe's may outlive it
 		}
 	}
 	return &conn{socket: socket, frontend: hijacked.Frontend, greeting: hijacked.PID, unwatch: unwatch}, nil
 }
 
-// close ends the connection, with a good-bye where the server is listening. A
-// question that still waits in a pooler's queue dies with its socket.
+// close ends the connection, with a good-bye if the other end listens. A question
+// that still waits in a pooler's queue ends with its socket.
 func (c *conn) close() {
 	c.unwatch()
-	if !c.waiting {
+	if !c.waiting() {
 		c.socket.SetDeadline(time.Now().Add(100 * time.Millisecond))
 		c.frontend.Send(&pgproto3.Terminate{})
 		c.frontend.Flush()
@@ -82,41 +82,45 @@ func (c *conn) close() {
 	c.socket.Close()
 }
 
-// ask sends a question in the simple protocol, perhaps of several statements.
-func (c *conn) ask(sql string, until time.Time) error {
-	return c.send(until, &pgproto3.Query{String: sql})
-}
+// waiting says whether a question is on its way.
+func (c *conn) waiting() bool { return c.expected > 0 }
 
-// send sends messages to which the server answers with one ReadyForQuery for each Query or Sync.
-func (c *conn) send(until time.Time, messages ...pgproto3.FrontendMessage) error {
-	if c.waiting {
-		return errors.New("a question is on its way already")
+// ask sends questions, all at once. Each Query and each Sync is to be answered
+// with a ReadyForQuery.
+func (c *conn) ask(until time.Time, messages ...pgproto3.FrontendMessage) error {
+	if c.waiting() {
+		return errors.New("the connection is busy with the last question")
 	}
-	if err := c.socket.SetDeadline(until); err != nil {
-		return err
-	}
-	c.waiting, c.answer, c.ready = true, answer{}, 0
+	c.answer = answer{}
 	for _, m := range messages {
 		switch m.(type) {
 		case *pgproto3.Query, *pgproto3.Sync:
-			c.ready++
+			c.expected++
 		}
 		c.frontend.Send(m)
 	}
-	return c.frontend.Flush()
+	if err := c.socket.SetDeadline(until); err != nil {
+		return broken(err)
+	}
+	if err := c.frontend.Flush(); err != nil {
+		return broken(err)
+	}
+	return nil
 }
 
-// await waits for the answer to the question on its way: errSilent if it is not
-// complete by then, to be awaited again or not. An error of the server's is a *pgconn.PgError.
+// await waits until then for the answer to the question on its way: [errSilent]
+// if it is not complete, to be awaited again or not, and a [*pgconn.PgError] if the server
+// refuses. The answer is the last row.
 func (c *conn) await(until time.Time) ([]string, error) {
 	if err := c.socket.SetDeadline(until); err != nil {
-		return nil, err
+		return nil, broken(err)
 	}
-	for c.waiting {
-		if err := c.receive(); err != nil {
-			if c.answer.err != nil && !errors.Is(err, errSilent) {
-				return nil, c.answer.err // what it said before it hung up
-			}
+	for c.waiting() {
+		err := c.receive()
+		if err != nil && c.answer.err != nil && !errors.Is(err, errSilent) {
+			return nil, c.answer.err // what was said before the connection was closed
+		}
+		if err != nil {
 			return nil, err
 		}
 	}
@@ -126,13 +130,14 @@ func (c *conn) await(until time.Time) ([]string, error) {
 	return c.answer.row, nil
 }
 
-// hear waits until then for a notification on the channel: errSilent if there is none.
+// hear waits until then for a notification on the channel: [errSilent] if there is none.
 func (c *conn) hear(channel string, until time.Time) (notification, error) {
 	if err := c.socket.SetDeadline(until); err != nil {
-		return notification{}, err
+		return notification{}, broken(err)
 	}
 	for {
-		if i := slices.IndexFunc(c.heard, func(n notification) bool { return n.channel == channel }); i >= 0 {
+		i := slices.IndexFunc(c.heard, func(n notification) bool { return n.channel == channel })
+		if i >= 0 {
 			return c.heard[i], nil
 		}
 		if err := c.receive(); err != nil {
@@ -141,14 +146,12 @@ func (c *conn) hear(channel string, until time.Time) (notification, error) {
 	}
 }
 
-// receive takes in one message.
+// receive takes in one message. A deadline may pass in the middle of one: what is
+// there of it waits for the next call.
 func (c *conn) receive() error {
 	message, err := c.frontend.Receive()
-	switch {
-	case errors.Is(err, os.ErrDeadlineExceeded):
-		return errSilent
-	case err != nil:
-		return fmt.Errorf("the connection broke: %w", err)
+	if err != nil {
+		return broken(err)
 	}
 	switch m := message.(type) {
 	case *pgproto3.DataRow:
@@ -163,8 +166,15 @@ func (c *conn) receive() error {
 	case *pgproto3.NotificationResponse:
 		c.heard = append(c.heard, notification{pid: m.PID, channel: m.Channel})
 	case *pgproto3.ReadyForQuery:
-		c.ready--
-		c.waiting = c.ready > 0
+		c.expected = max(0, c.expected-1)
 	}
 	return nil
+}
+
+// broken tells an end of patience from an end of the connection.
+func broken(err error) error {
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return errSilent
+	}
+	return fmt.Errorf("the connection broke: %w", err)
 }

@@ -15,51 +15,54 @@ import (
 
 // This file owns the experiments, and what each of them proves.
 //
-// There are two connections, C and B. To convict, the same backend must have
-// served both, or C must have been moved from one backend to another, or somebody
-// else must have used C's backend; to acquit, the idle C must have heard what only
-// its backend could tell it.
+// There are two connections, C and B. Pooling is proven when one backend has
+// served both, when C was moved from one backend to another, or when somebody else
+// has used C's backend. Session pooling is proven when C, idle, hears what only
+// its backend can have told it.
 
-// Patience. A wait is measured by the round trip: what is ample on a loopback is
-// nothing across an ocean, or in the queue of a busy pool.
+// How long to wait for what. An answer is measured by the round trip: what is ample
+// on a loopback is nothing across an ocean, or in the queue of a busy pool.
 const (
-	stepsFloor, stepsTrips     = 250 * time.Millisecond, 25 // for the questions of steps 1 to 3 together, and again of step 4
-	connectFloor, connectTrips = time.Second, 25            // for each connect: TLS, SCRAM or an auth_query say nothing of the pool
+	stepsFloor, stepsTrips     = 250 * time.Millisecond, 25 // for the answers of steps 2 and 3 together, and again for step 4's
+	connectFloor, connectTrips = time.Second, 25            // for each connection: TLS, SCRAM or an auth_query say nothing about the pool
 	queueFloor, queueTrips     = 80 * time.Millisecond, 4   // until a question counts as queued
-	rounds                     = 3                          // of step 3
 	firstWindow, secondWindow  = 100 * time.Millisecond, 500 * time.Millisecond
 )
 
-// Probe finds out the pool mode by experiments on two connections made by dial,
-// which must lead where the connection of first does, with the same user and
-// database. It takes them over from pgconn, and closes them before it returns.
+// rounds is how often step 3 looks. Through transaction pooling under load, two
+// rounds missed 0.03 % of the poolers, and three none.
+const rounds = 3
+
+// Probe finds out the pool mode by experiments on two connections of its own. They
+// are made by dial, which must lead where the connection that first was asked on
+// leads, as the same user to the same database; Probe takes them over, and
+// closes them before it returns.
 //
 // It never fails: what cannot be proven is [Unknown], with the reason as evidence.
-// When ctx ends it returns at once. Otherwise it takes at most 250 ms or 25 round
-// trips for telling poolers that share backends, as much again and 600 ms more
-// for telling one that does not, and a second or 25 round trips for each connect.
+// When ctx ends it returns at once. Else it takes at most 250 ms or 25 round
+// trips to see whether backends are shared, as much and 600 ms more where
+// they do not seem to be, and for each connection a second or 25 round trips.
 // No goroutine of its own outlives it.
 //
-// Behind transaction and statement pooling it may leave a backend listening to
-// a channel that nobody else knows the name of, if that backend does not come
-// its way again.
+// Behind transaction or statement pooling a backend may be left listening to a
+// channel whose name nobody knows, if the probe does not meet it again. Statement
+// pooling costs the pool the backend on which its refusal of BEGIN is tried.
 func Probe(ctx context.Context, first First, dial func(context.Context) (*pgconn.PgConn, error)) Verdict {
 	if first.Direct {
 		return Verdict{Mode: Direct, Evidence: fmt.Sprintf("backend %d greeted the connection and sees its port", first.BackendPID)}
 	}
-	p := &probe{ctx: ctx, dial: dial, roundTrip: first.RoundTrip, listening: make(map[backend]bool)}
+	p := &probe{ctx: ctx, dial: dial, roundTrip: first.RoundTrip}
 	defer p.close()
-	err := p.experiment(first)
 	mode := Unknown
-	var f *finding
-	switch {
-	case ctx.Err() != nil:
-		err = ctx.Err() // whatever came of it
-	case errors.As(err, &f):
+	err := p.experiment(first)
+	if f, ok := errors.AsType[*finding](err); ok {
 		mode = f.mode
 		if mode == Transaction && p.refusesTransactions() {
 			mode = Statement
 		}
+	}
+	if ctx.Err() != nil {
+		mode, err = Unknown, fmt.Errorf("the probe was ended: %w", context.Cause(ctx))
 	}
 	return Verdict{Mode: mode, Evidence: err.Error(), RoundTrips: p.trips}
 }
@@ -70,29 +73,20 @@ type probe struct {
 	dial      func(context.Context) (*pgconn.PgConn, error)
 	b, c      *conn
 	roundTrip time.Duration
-	deadline  time.Time // of the questions
+	deadline  time.Time // of the answers
 	trips     int
-	channel   string           // of step 4
-	listening map[backend]bool // to it
 }
 
 // backend is one process of one server. Its pid alone is not: two servers behind
-// one address may use the same number.
+// one address may have the same.
 type backend struct {
-	pid     uint32
-	start   string
-	server  string // the postmaster's start
-	channel string // the database: notifications stay inside
+	pid      uint32
+	start    string
+	server   string // the postmaster's start
+	database string
 }
 
-func (b backend) String() string { return fmt.Sprintf("backend %d", b.pid) }
-
-// together says whether the two could notify each other.
-func (b backend) together(other backend) bool {
-	return b.server == other.server && b.channel == other.channel
-}
-
-// finding is a proof, and ends the experiments as an error would.
+// finding is a proof. It ends the experiments as an error does.
 type finding struct {
 	mode     Mode
 	evidence string
@@ -100,19 +94,17 @@ type finding struct {
 
 func (f *finding) Error() string { return f.evidence }
 
-// pooled is the finding that a client is not alone with its backend. Whether it
-// is between transactions or statements, nobody knows at that point.
+// pooled is the finding that a client is not alone with its backend. Whether it is
+// between transactions or between statements is not known at that point.
 func pooled(format string, args ...any) error {
 	return &finding{Transaction, fmt.Sprintf(format, args...)}
 }
 
-func (p *probe) patience(floor time.Duration, trips int) time.Duration {
-	return max(floor, time.Duration(trips)*p.roundTrip)
-}
-
-// experiment runs the steps until one of them finds something. It always returns an error.
-func (p *probe) experiment(first First) (err error) {
+// experiment goes through the steps until there is a finding, or a reason why there
+// is none: its error is never nil.
+func (p *probe) experiment(first First) error {
 	p.deadline = time.Now().Add(p.patience(stepsFloor, stepsTrips))
+	var err error
 	if p.c, err = p.connect(); err != nil {
 		return err
 	}
@@ -122,19 +114,32 @@ func (p *probe) experiment(first First) (err error) {
 	if p.b, err = p.connect(); err != nil {
 		return err
 	}
-	if err := p.shared(); err != nil {
-		return err
+	for range rounds {
+		if err := p.shared(); err != nil {
+			return err
+		}
 	}
-	// One pid may agree by chance, where a pooler's numbers are a counter. Three
-	// that agree, on connections that share nothing, are the backends' own.
+	// One pid can agree by chance where a pooler's numbers are a counter. Three that
+	// agree, on connections that share no backend, are the backends' own.
 	if first.SamePID && p.c.greeting == p.c.backend.pid && p.b.greeting == p.b.backend.pid {
-		return &finding{Direct, fmt.Sprintf("three connections were greeted by the backends that serve them (%d, %d, %d), through a proxy or NAT that passes everything on",
+		return &finding{Direct, fmt.Sprintf("three connections were greeted by the backends that serve them: %d, %d and %d",
 			first.BackendPID, p.c.backend.pid, p.b.backend.pid)}
 	}
-	return p.pinned()
+	if err := p.pinned(); err != nil {
+		if _, ok := errors.AsType[*finding](err); ok {
+			return err
+		}
+		return fmt.Errorf("neither proven to be pooled nor to be pinned: %w", err)
+	}
+	return errors.New("neither proven to be pooled nor to be pinned")
 }
 
-// connect makes one of the two connections. The time it takes is not the questions'.
+// patience is how long to wait for what takes so many round trips.
+func (p *probe) patience(floor time.Duration, trips int) time.Duration {
+	return max(floor, time.Duration(trips)*p.roundTrip)
+}
+
+// connect makes one of the two connections. Its time is not taken from the answers'.
 func (p *probe) connect() (*conn, error) {
 	begin := time.Now()
 	ctx, cancel := context.WithTimeout(p.ctx, p.patience(connectFloor, connectTrips))
@@ -142,19 +147,13 @@ func (p *probe) connect() (*conn, error) {
 	p.trips++
 	pg, err := p.dial(ctx)
 	if err != nil {
-		var pgErr *pgconn.PgError
-		if errors.As(err, &pgErr) {
-			err = refusal(pgErr)
+		if refusal, ok := errors.AsType[*pgconn.PgError](err); ok {
+			err = refusal // without the account of each address tried
 		}
-		return nil, fmt.Errorf("a connection of the probe's own was not to be had: %w", err)
+		return nil, fmt.Errorf("the probe got no connection of its own: %w", err)
 	}
 	p.deadline = p.deadline.Add(time.Since(begin))
 	return take(p.ctx, pg)
-}
-
-// refusal is the server's error in a few words: there is no place for its hint and position.
-func refusal(err *pgconn.PgError) error {
-	return fmt.Errorf("%s (SQLSTATE %s)", err.Message, err.Code)
 }
 
 func (p *probe) close() {
@@ -165,78 +164,71 @@ func (p *probe) close() {
 	}
 }
 
-// The first columns of every answer say who gives it. The times are in the
-// binary form, which no setting of the session changes: backends of one pool may
-// differ in TimeZone and DateStyle.
+// Every question has who answers as its first columns. The names are qualified
+// against a hostile search_path. The times are in their binary form, which no
+// setting of the session touches: the backends of a pool may differ in TimeZone
+// and DateStyle.
 const (
-	whoColumns = "pg_catalog.pg_backend_pid()" +
+	who = "pg_catalog.pg_backend_pid()" +
 		", pg_catalog.encode(pg_catalog.timestamptz_send(s.backend_start), 'hex')" +
 		", pg_catalog.encode(pg_catalog.timestamptz_send(pg_catalog.pg_postmaster_start_time()), 'hex')" +
 		", pg_catalog.current_database()"
-	whoFrom = " FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()) AS s"
-	whoAmI  = "SELECT " + whoColumns + whoFrom
+	fromSelf = " FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()) AS s"
+	whoAmI   = "SELECT " + who + fromSelf
 )
 
-// meet reads who answered, and splits that off.
-func meet(row []string) (backend, []string, error) {
-	if len(row) < 4 {
-		return backend{}, nil, errors.New("the answer is not what was asked for")
-	}
-	pid, err := parsePID(row[0])
-	return backend{pid: pid, start: row[1], server: row[2], channel: row[3]}, row[4:], err
-}
-
-// question asks c, and returns what follows the first columns of the answer.
-func (p *probe) question(c *conn, sql string) ([]string, error) {
+// question asks in the simple protocol, perhaps several statements, and returns
+// up to two columns behind those of who.
+func (p *probe) question(c *conn, sql string) ([2]string, error) {
 	p.trips++
-	if err := c.ask(sql, p.deadline); err != nil {
-		return nil, err
+	if err := c.ask(p.deadline, &pgproto3.Query{String: sql}); err != nil {
+		return [2]string{}, err
 	}
 	return p.reply(c, p.deadline)
 }
 
-// reply waits for the answer to the question on its way. That another backend
-// gives it than before is a finding, if both are of the same server: a proxy that
-// spreads statements over several servers can still leave a client one backend on each.
-func (p *probe) reply(c *conn, until time.Time) ([]string, error) {
+// reply waits for the answer to the question on its way. It is a finding if another
+// backend of the same server gives it than before. Of the same server: a proxy
+// that spreads statements over several may still leave a client one backend on each.
+func (p *probe) reply(c *conn, until time.Time) (columns [2]string, err error) {
 	row, err := c.await(until)
 	if err != nil {
-		var pgErr *pgconn.PgError
-		if errors.As(err, &pgErr) {
-			return nil, fmt.Errorf("%w", err)
-		}
-		return nil, err
+		return columns, err
 	}
-	now, rest, err := meet(row)
+	if len(row) < 4 {
+		return columns, errors.New("the answer is not what was asked for")
+	}
+	pid, err := parsePID(row[0])
 	if err != nil {
-		return nil, err
+		return columns, err
 	}
-	before := c.backend
+	copy(columns[:], row[4:])
+	before, now := c.backend, backend{pid: pid, start: row[1], server: row[2], database: row[3]}
 	c.backend = now
-	if before != (backend{}) && before != now && before.server == now.server {
-		return nil, pooled("one client connection was moved from backend %d to %d", before.pid, now.pid)
+	if before.server == now.server && before != now {
+		return columns, pooled("a client connection was moved from backend %d to %d", before.pid, now.pid)
 	}
-	return rest, nil
+	return columns, nil
 }
 
-// renamed is step 2: a pooler that multiplexes prepared statements must give them
-// names of its own on the backend. PgBouncer does since 1.21 (max_prepared_statements,
-// on by default since 1.24), in transaction and statement mode only.
+// renamed is step 2. A pooler that shares out prepared statements must give them
+// names of its own. PgBouncer does so since 1.21 (max_prepared_statements, on by
+// default since 1.24), in transaction and statement mode only.
 //
-// It is also C's first question, and so the measure of what one costs through the pool.
+// It is C's first question too, and measures what a question costs through the pool.
 func (p *probe) renamed() error {
-	// The text is the same each time: PgBouncer keeps what a client closed for the
-	// next one with the same text, up to its limit on each backend.
+	// The text is always the same: PgBouncer does not close what its client closes, but
+	// keeps it for the next one with the same text.
 	const statement = "SELECT 1 AS pgadvlock_probe"
-	const lookup = "SELECT " + whoColumns +
-		", (SELECT pg_catalog.string_agg(p.name, ' ') FROM pg_catalog.pg_prepared_statements AS p WHERE p.statement OPERATOR(pg_catalog.=) '" + statement + "')" +
-		whoFrom
+	const names = "SELECT " + who +
+		", (SELECT pg_catalog.string_agg(p.name, ' ') FROM pg_catalog.pg_prepared_statements AS p" +
+		" WHERE p.statement OPERATOR(pg_catalog.=) '" + statement + "')" + fromSelf
 	name := nonce()
-	begin := time.Now()
+	begin, had := time.Now(), p.patience(stepsFloor, stepsTrips)
 	p.trips++
-	err := p.c.send(p.deadline,
+	err := p.c.ask(p.deadline,
 		&pgproto3.Parse{Name: name, Query: statement},
-		&pgproto3.Parse{Query: lookup},
+		&pgproto3.Parse{Query: names},
 		&pgproto3.Bind{},
 		&pgproto3.Execute{},
 		&pgproto3.Close{ObjectType: 'S', Name: name},
@@ -244,203 +236,198 @@ func (p *probe) renamed() error {
 	if err != nil {
 		return err
 	}
-	rest, err := p.reply(p.c, p.deadline)
+	answer, err := p.reply(p.c, p.deadline)
 	if errors.Is(err, errSilent) {
-		return errors.New("a second connection was greeted but got no answer: its pool has no backend free, or the server hangs")
+		return errors.New("the pool has no second connection free, or hangs: the probe was greeted, but not answered")
 	}
 	if err != nil {
 		return err
 	}
-	if took := time.Since(begin); took > p.roundTrip {
-		p.deadline = p.deadline.Add(-p.patience(stepsFloor, stepsTrips))
-		p.roundTrip = took
-		p.deadline = p.deadline.Add(p.patience(stepsFloor, stepsTrips))
-	}
-	names := strings.Fields(rest[0])
-	if slices.Contains(names, name) {
-		return nil
-	}
-	for _, other := range names {
-		if strings.HasPrefix(other, "PGBOUNCER_") {
-			return pooled("a prepared statement was renamed to %s", other)
-		}
+	p.roundTrip = max(p.roundTrip, time.Since(begin))
+	p.deadline = p.deadline.Add(p.patience(stepsFloor, stepsTrips) - had)
+
+	known := strings.Fields(answer[0])
+	i := slices.IndexFunc(known, func(name string) bool { return strings.HasPrefix(name, "PGBOUNCER_") })
+	if i >= 0 && !slices.Contains(known, name) {
+		return pooled("a prepared statement was renamed to %s", known[i])
 	}
 	return nil
 }
 
-// shared is step 3: does a backend serve more than one client?
+// shared is a round of step 3: C leaves a mark on its backend X and is idle, B looks
+// whose backend is its own, and whether the mark is still on X.
+//
+// The first round's mark follows step 2's question: a pool that hands out its
+// backends in turn would give two connections that alternate one each for ever.
 func (p *probe) shared() error {
-	for round := range rounds {
-		err := p.round()
-		if errors.Is(err, errSilent) {
-			if round > 0 {
-				return nil // step 4 has time of its own
-			}
-			return errors.New("neither of two connections was answered in time: the pool or the server is too busy")
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// round lets C leave a mark on its backend, and B look whether it is still there.
-// Two questions of C's follow each other, in step 2 and here: a pool that hands out
-// its backends in turn would give B and C one each for ever, if only they alternated.
-func (p *probe) round() error {
+	// The mark is near the beginning of the text, of which the server keeps 99 bytes at
+	// least (track_activity_query_size). It is no comment: proxies strip those. C
+	// looks itself whether it can be seen: track_activities may be off.
 	mark := nonce()
-	// The mark is at the beginning: the backend keeps track_activity_query_size bytes, at least 100.
-	// A literal, not a comment: proxies strip those. C looks itself whether it can
-	// be seen, for track_activities may be off, or the text rewritten.
-	leave := "SELECT " + whoColumns + ", pg_catalog.strpos(s.query, '" + mark + "')" + whoFrom
-	leave = "SELECT '" + mark + "' AS mark; " + leave
-	seen, err := p.question(p.c, leave)
+	leave := "SELECT '" + mark + "'; SELECT " + who + ", pg_catalog.strpos(s.query, '" + mark + "')" + fromSelf
+	left, err := p.question(p.c, leave)
 	if err != nil {
-		return err
+		return silence(err, "a connection of the probe's own is not answered any more")
 	}
 	x := p.c.backend
 
 	look := fmt.Sprintf("SELECT %s, x.state, pg_catalog.strpos(x.query, '%s')%s LEFT JOIN pg_catalog.pg_stat_get_activity(%d) AS x ON true",
-		whoColumns, mark, whoFrom, int32(x.pid))
+		who, mark, fromSelf, x.pid)
 	p.trips++
-	if err := p.b.ask(look, p.deadline); err != nil {
+	if err := p.b.ask(p.deadline, &pgproto3.Query{String: look}); err != nil {
 		return err
 	}
-	found, err := p.reply(p.b, earlier(p.deadline, time.Now().Add(p.patience(queueFloor, queueTrips))))
+	seen, err := p.reply(p.b, time.Now().Add(p.patience(queueFloor, queueTrips)))
 	if errors.Is(err, errSilent) {
-		// Whoever shares a pool waits in the order of arrival: C's answer cannot
-		// overtake B's. C leaves the same mark as before, so that B, whenever it is
-		// served, finds it.
+		// Who shares a pool is served in the order of arrival: C's answer cannot come
+		// before B's. The mark is the same, so that B finds it whenever it is served.
 		if _, err := p.question(p.c, leave); err != nil {
-			return err
+			return silence(err, "neither of two connections is answered: the pool or the server is too busy")
 		}
-		found, err = p.reply(p.b, time.Now().Add(p.roundTrip+10*time.Millisecond))
-		if errors.Is(err, errSilent) {
-			return errors.New("the pool has no second connection free: one connection is answered while another waits")
-		}
+		seen, err = p.reply(p.b, time.Now().Add(p.patience(10*time.Millisecond, 1)))
 	}
 	if err != nil {
-		return err
+		return silence(err, "the pool has no second connection free: one is answered while another waits")
 	}
 	y := p.b.backend
+	state, found := seen[0], isMarked(seen[1])
 	switch {
 	case y == x:
 		return pooled("two client connections were given backend %d", x.pid)
 	case y.server != x.server:
-		return nil // what Y's server knows of a process with X's number is no evidence
-	case seen[0] != "0" && seen[0] != "" && found[0] != "" && found[0] != "disabled" && found[1] == "0":
-		return pooled("backend %d ran a statement of somebody else's while its client was idle", x.pid)
+		return nil // what one server knows of another's pid is no evidence
+	case isMarked(left[0]) && !found && state != "" && state != "disabled": // "" where it may not be read
+		return pooled("backend %d was used by somebody else while its client was idle", x.pid)
 	}
 	return nil
 }
 
-// pinned is step 4, and the only one that can find session pooling: C listens and
-// is idle, B notifies. Only the backend that listens hears it, and only a pooler
-// that has left it to C passes it on.
-func (p *probe) pinned() error {
-	p.channel = nonce()
-	defer p.unlisten()
-	p.deadline = time.Now().Add(p.patience(stepsFloor, stepsTrips))
+// isMarked reads what strpos answered: a position, or null.
+func isMarked(position string) bool { return position != "0" && position != "" }
 
-	if _, err := p.question(p.c, "LISTEN "+p.channel+"; "+whoAmI); err != nil {
-		var pgErr *pgconn.PgError
-		if errors.As(err, &pgErr) && pgErr.Code == "25006" { // read_only_sql_transaction
-			return errors.New("no proof of session pooling: LISTEN is refused on a standby")
-		}
-		return fmt.Errorf("no proof of session pooling: LISTEN: %w", err)
+// silence replaces errSilent by what it means.
+func silence(err error, meaning string) error {
+	if errors.Is(err, errSilent) {
+		return errors.New(meaning)
+	}
+	return err
+}
+
+// pinned is step 4: C listens and is idle, B notifies. That C hears it from B's
+// backend proves that C's backend has been left to it.
+//
+// Silence is weaker. It counts only if B, which listens too, heard it, and C
+// does not get it even when it is answered next, by the same backend: a session's
+// own would have sent it before that answer, however slow it is.
+func (p *probe) pinned() error {
+	p.deadline = time.Now().Add(p.patience(stepsFloor, stepsTrips))
+	channel := nonce()
+	listening := map[backend]bool{}
+	defer p.unlisten(channel, listening)
+
+	if _, err := p.question(p.c, "LISTEN "+channel+"; "+whoAmI); err != nil {
+		return refused("LISTEN", err)
 	}
 	x := p.c.backend
-	p.listening[x] = true
+	listening[x] = true
 
 	late := false
 	for _, window := range []time.Duration{firstWindow, secondWindow} {
 		p.c.heard, p.b.heard = nil, nil
-		// A commit with a NOTIFY takes a lock that is one for the whole cluster. lock_timeout
-		// bounds that wait on the server: closing the socket would not end it.
+		// A commit with a notification in it takes a lock that is one for the whole
+		// cluster. The server must end that wait itself: it would not see the socket close.
 		if _, err := p.question(p.b, "SELECT pg_catalog.set_config('lock_timeout', '200ms', true); "+
-			"LISTEN "+p.channel+"; NOTIFY "+p.channel+"; "+whoAmI); err != nil {
-			return fmt.Errorf("no proof of session pooling: NOTIFY: %w", err)
+			"LISTEN "+channel+"; NOTIFY "+channel+"; "+whoAmI); err != nil {
+			return refused("NOTIFY", err)
 		}
 		y := p.b.backend
-		p.listening[y] = true
-		if y == x {
+		listening[y] = true
+		switch {
+		case y == x:
 			return pooled("two client connections were given backend %d", x.pid)
+		case y.server != x.server || y.database != x.database:
+			return errors.New("two connections lead to different servers or databases")
 		}
-		if !y.together(x) {
-			return errors.New("no proof of session pooling: two connections lead to different servers or databases")
+		if n, err := p.b.hear(channel, time.Now().Add(firstWindow)); err != nil || n.pid != y.pid {
+			return errors.New("a notification did not come back to its sender")
 		}
-		if n, err := p.b.hear(p.channel, time.Now().Add(firstWindow)); err != nil || n.pid != y.pid {
-			return errors.New("no proof of session pooling: a notification did not come back to its sender")
-		}
-
-		n, err := p.c.hear(p.channel, time.Now().Add(window))
+		n, err := p.c.hear(channel, time.Now().Add(window))
 		p.deadline = p.deadline.Add(window)
 		if err != nil && !errors.Is(err, errSilent) {
 			return err
 		}
 		heard := err == nil
-		listens, err := p.question(p.c, "SELECT "+whoColumns+
-			", (SELECT pg_catalog.count(*) FROM pg_catalog.pg_listening_channels() AS l(name) WHERE l.name OPERATOR(pg_catalog.=) '"+p.channel+"')"+whoFrom)
-		if err != nil {
-			return err
-		}
+		answer, err := p.question(p.c, "SELECT "+who+", (SELECT pg_catalog.count(*) FROM pg_catalog.pg_listening_channels() AS l(channel)"+
+			" WHERE l.channel OPERATOR(pg_catalog.=) '"+channel+"')"+fromSelf)
+		listens := answer[0] == "1"
 		switch {
-		case heard && p.c.backend != x:
-			return errors.New("no proof of session pooling: two servers answer one connection")
+		case err != nil:
+			return silence(err, "the connection that LISTENs is not answered any more")
+		case p.c.backend != x:
+			return errors.New("statements of one connection lead to different servers")
 		case heard && n.pid != y.pid:
-			return fmt.Errorf("no proof of session pooling: a notification of backend %d came in the name of %d", y.pid, n.pid)
-		case heard && listens[0] != "1":
-			return errors.New("no proof of session pooling: LISTEN is answered by a proxy, not by the backend")
+			return fmt.Errorf("a notification of backend %d's came from %d", y.pid, n.pid)
+		case heard && !listens:
+			return errors.New("it is a proxy that LISTENs, not the backend")
 		case heard:
-			return &finding{Session, fmt.Sprintf("a notification from backend %d reached an idle client connection on backend %d", y.pid, x.pid)}
+			return &finding{Session, fmt.Sprintf("a notification from backend %d reached the idle client connection of backend %d", y.pid, x.pid)}
 		case len(p.c.heard) > 0:
 			late = true
 		}
 	}
 	if late {
-		return errors.New("no proof of session pooling: a notification did not reach the idle connection, but came with an answer")
+		return errors.New("notifications come only with an answer")
 	}
-	return pooled("notifications, heard by their sender, did not reach an idle connection that had LISTENed on backend %d", x.pid)
+	return pooled("notifications that their sender heard did not reach an idle client connection that had LISTENed on backend %d", x.pid)
+}
+
+// refused says why a command of step 4 failed.
+func refused(command string, err error) error {
+	if _, ok := errors.AsType[*finding](err); ok {
+		return err
+	}
+	if refusal, ok := errors.AsType[*pgconn.PgError](err); ok {
+		switch refusal.Code {
+		case "25006": // read_only_sql_transaction: "cannot execute LISTEN during recovery"
+			return fmt.Errorf("%s is refused on a standby", command)
+		case "55P03": // lock_not_available
+			return fmt.Errorf("%s waits for a lock of another session's", command)
+		}
+	}
+	return fmt.Errorf("%s: %w", command, err)
 }
 
 // unlisten takes back what step 4 left on backends. Where they are C's and B's own
-// that is one question each; behind a pooler, as many as it takes to meet them
+// that is one question each. Behind a pooler it is as many as it takes to meet them
 // again, or until the time is up.
-func (p *probe) unlisten() {
+func (p *probe) unlisten(channel string, listening map[backend]bool) {
 	p.deadline = time.Now().Add(p.patience(stepsFloor, stepsTrips))
-	for i := 0; len(p.listening) > 0; i++ {
-		c := []*conn{p.c, p.b}[i%2]
-		if _, err := p.question(c, "UNLISTEN "+p.channel+"; "+whoAmI); err != nil && !errors.As(err, new(*finding)) {
-			return
+	conns := []*conn{p.c, p.b}
+	for len(listening) > 0 && len(conns) > 0 {
+		c := conns[0]
+		conns = conns[1:]
+		_, err := p.question(c, "UNLISTEN "+channel+"; "+whoAmI)
+		if _, moved := errors.AsType[*finding](err); moved || err == nil {
+			delete(listening, c.backend)
+			conns = append(conns, c)
 		}
-		delete(p.listening, c.backend)
 	}
 }
 
-// refusesTransactions tells statement pooling from transaction pooling, once it
-// is proven to be one of them. ROLLBACK is sent along with BEGIN, so that nothing
+// refusesTransactions tells statement pooling from transaction pooling, once it is
+// proven to be one of them. The ROLLBACK goes out with the BEGIN, so that nothing
 // stays open whatever happens.
 func (p *probe) refusesTransactions() bool {
-	if p.c.waiting {
-		return false
-	}
-	until := time.Now().Add(p.patience(stepsFloor, stepsTrips))
 	p.trips++
-	if err := p.c.send(until, &pgproto3.Query{String: "BEGIN"}, &pgproto3.Query{String: "ROLLBACK"}); err != nil {
+	until := time.Now().Add(p.patience(stepsFloor, stepsTrips))
+	if err := p.c.ask(until, &pgproto3.Query{String: "BEGIN"}, &pgproto3.Query{String: "ROLLBACK"}); err != nil {
 		return false
 	}
 	_, err := p.c.await(until)
-	return err != nil && strings.Contains(err.Error(), "transaction blocks not allowed")
+	refusal, ok := errors.AsType[*pgconn.PgError](err)
+	return ok && strings.Contains(refusal.Message, "transaction blocks not allowed") // PgBouncer's words, which nothing translates
 }
 
-// nonce is a word that nobody else uses: an identifier that needs no quotes, and
-// a string that needs no escapes.
+// nonce is a word that nobody else uses: an identifier that needs no quotes, and a
+// string that needs no escapes.
 func nonce() string { return "pgadvlock_" + strings.ToLower(rand.Text()) }
-
-func earlier(a, b time.Time) time.Time {
-	if a.Before(b) {
-		return a
-	}
-	return b
-}

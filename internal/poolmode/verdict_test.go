@@ -1,0 +1,43 @@
+package poolmode
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/pgadvlock/pgadvlock/internal/pgtest"
+)
+
+// Every mode is told from every other, through small and large pools, idle and busy.
+func TestVerdicts(t *testing.T) {
+	s := pgtest.Shared(t)
+	db := s.NewDB(t)
+	run := func(name string, want Mode, dsn string, clients int) {
+		t.Run(name, func(t *testing.T) {
+			if clients > 0 {
+				defer busy(t, dsn, clients, want != Statement)()
+			}
+			var result table
+			for range probes(t) {
+				v, took := probeOnce(t, dsn)
+				result.add(v, took)
+				if v.Mode != want {
+					t.Errorf("the mode is %q, want %q: %s", v.Mode, want, v.Evidence)
+				}
+			}
+			t.Logf("%-36s %s", name, &result)
+		})
+	}
+	run("direct", Direct, s.DSN(db), 0)
+	run("direct through a socket", Direct, s.SocketDSN(db), 0)
+	for _, size := range []int{1, 2, 20} {
+		b := s.Bouncer(t, fmt.Sprintf("default_pool_size=%d", size))
+		for _, clients := range []int{0, 20} {
+			load := map[int]string{0: "idle", 20: "busy"}[clients]
+			run(fmt.Sprintf("transaction, pool of %d, %s", size, load), Transaction, b.DSN(db, "transaction"), clients)
+			run(fmt.Sprintf("statement, pool of %d, %s", size, load), Statement, b.DSN(db, "statement"), clients)
+		}
+	}
+	b := s.Bouncer(t, "default_pool_size=25")
+	run("session, idle", Session, b.DSN(db, "session"), 0)
+	run("session, busy", Session, b.DSN(db, "session"), 20)
+}
