@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"go.opentelemetry.io/otel/trace"
 )
 
@@ -28,8 +29,15 @@ type Reset uint8
 
 const (
 	ResetUnlockAll Reset = iota // pg_advisory_unlock_all(), and the connection stays in the pool
-	ResetClose                  // the connection is closed
-	ResetOff                    // reported only: the locks stay with the idle connection, as on plain pgx
+	// ResetDiscardAll sends DISCARD ALL, which also drops temporary tables,
+	// LISTENs, session settings and prepared statements, and the connection
+	// stays in the pool. Statements cached by pgx or prepared through
+	// database/sql keep working, and the hook of [WithAfterConnect] is run
+	// again. It costs a round trip more than ResetUnlockAll, and those of the
+	// hook. It needs pgx underneath.
+	ResetDiscardAll
+	ResetClose // the connection is closed
+	ResetOff   // reported only: the locks stay with the idle connection, as on plain pgx
 )
 
 // ResetWhen is which connections are reset when they come back. The zero value
@@ -68,7 +76,9 @@ type settings struct {
 	resetTimeout time.Duration
 	functions    []string
 	poolMode     PoolMode
+	keyArguments bool
 
+	afterConnect   func(context.Context, *pgx.Conn) error
 	handler        func(context.Context, Event)
 	logger         *slog.Logger
 	tracerProvider trace.TracerProvider
@@ -102,6 +112,20 @@ func WithFunctions(names ...string) Option { return func(s *settings) { s.functi
 // connection which holds a session lock.
 func WithPoolMode(m PoolMode) Option { return func(s *settings) { s.poolMode = m } }
 
+// WithKeyArguments shows the argument values of a key that is an expression,
+// hashtext('refunds') instead of hashtext($1), in events, logs and spans. Default
+// off: an argument may be a person's name.
+func WithKeyArguments(on bool) Option { return func(s *settings) { s.keyArguments = on } }
+
+// WithAfterConnect sets a hook that prepares a connection: it is run after
+// connecting, and again after each DISCARD ALL (see [ResetDiscardAll]), which
+// undoes what it SET. An error of it at connecting is that of the connect; at
+// a return to the pool the connection is closed. It needs pgx underneath.
+// Session locks that it takes are released like any others.
+func WithAfterConnect(f func(context.Context, *pgx.Conn) error) Option {
+	return func(s *settings) { s.afterConnect = f }
+}
+
 // WithEventHandler sets the function that gets every [Event]. It is called
 // synchronously, perhaps inside database/sql's own locks and from several
 // goroutines at once: it must not use the *sql.DB and must not block. To do
@@ -132,8 +156,8 @@ var settingTable = []setting{
 		return choose(&s.preset, v, "enforce", "observe", "strict")
 	}},
 	{"rules", "name:level,... with the levels off, warn, error and the names " + strings.Join(ruleNames(), ", "), parseRules},
-	{"reset", "unlock_all, close, off", func(s *settings, v string) error {
-		return choose(&s.reset, v, "unlock_all", "close", "off")
+	{"reset", "unlock_all, discard_all, close, off", func(s *settings, v string) error {
+		return choose(&s.reset, v, "unlock_all", "discard_all", "close", "off")
 	}},
 	{"reset_when", "dirty, always", func(s *settings, v string) error {
 		return choose(&s.resetWhen, v, "dirty", "always")
@@ -155,6 +179,9 @@ var settingTable = []setting{
 	{"pool_mode", strings.Join(poolModes[:], ", "), func(s *settings, v string) error {
 		return choose(&s.poolMode, v, poolModes[:]...)
 	}},
+	{"key_arguments", "off, on", func(s *settings, v string) error {
+		return chooseBool(&s.keyArguments, v)
+	}},
 }
 
 var errInvalid = errors.New("invalid value")
@@ -167,6 +194,14 @@ func choose[T ~uint8](dest *T, v string, values ...string) error {
 		return errInvalid
 	}
 	*dest = T(i)
+	return nil
+}
+
+func chooseBool(dest *bool, v string) error {
+	if v != "on" && v != "off" {
+		return errInvalid
+	}
+	*dest = v == "on"
 	return nil
 }
 

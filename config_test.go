@@ -120,7 +120,7 @@ func TestWrongSettingsAreErrors(t *testing.T) {
 		opts []Option
 		want []string
 	}{
-		{dsn: "host=h password=sEcReT pgadvlock_reset=drop", want: []string{"pgadvlock_reset", `"drop"`, "unlock_all, close, off"}},
+		{dsn: "host=h password=sEcReT pgadvlock_reset=drop", want: []string{"pgadvlock_reset", `"drop"`, "unlock_all, discard_all, close, off"}},
 		{dsn: "postgres://u:sEcReT@h/db?pgadvlock_preset=loud", want: []string{"pgadvlock_preset", `"loud"`, "enforce, observe, strict"}},
 		{dsn: "host=h password=sEcReT pgadvlock_rests=off", want: []string{"pgadvlock_rests", "pgadvlock_reset,"}},
 		{dsn: "host=h password=sEcReT PGADVLOCK_RESET=off", want: []string{"unknown", "pgadvlock_reset,"}},

@@ -24,11 +24,12 @@
 //	option            environment              DSN                      values (default first)
 //	WithPreset        PGADVLOCK_PRESET         pgadvlock_preset         enforce, observe, strict
 //	WithRule          PGADVLOCK_RULES          pgadvlock_rules          rule:level,... with off, warn, error
-//	WithReset         PGADVLOCK_RESET          pgadvlock_reset          unlock_all, close, off
+//	WithReset         PGADVLOCK_RESET          pgadvlock_reset          unlock_all, discard_all, close, off
 //	WithResetWhen     PGADVLOCK_RESET_WHEN     pgadvlock_reset_when     dirty, always
 //	WithResetTimeout  PGADVLOCK_RESET_TIMEOUT  pgadvlock_reset_timeout  a duration (2s)
 //	WithFunctions     PGADVLOCK_FUNCTIONS      pgadvlock_functions      names, separated by commas
 //	WithPoolMode      PGADVLOCK_POOL_MODE      pgadvlock_pool_mode      auto, direct, session, transaction, statement, unknown
+//	WithKeyArguments  PGADVLOCK_KEY_ARGUMENTS  pgadvlock_key_arguments  off, on
 //
 // # What is seen
 //

@@ -179,6 +179,10 @@ func (c *Connector) Connect(ctx context.Context) (driver.Conn, error) {
 		return nil, err
 	}
 	cn := newConn(c, inner)
+	if err := cn.prepare(ctx); err != nil {
+		_ = inner.Close() // the caller hears why
+		return nil, err
+	}
 	c.mu.Lock()
 	c.conns[cn] = struct{}{}
 	c.mu.Unlock()
@@ -280,6 +284,20 @@ func newConn(c *Connector, inner driver.Conn) *Conn {
 		cn.evidence = "as pgadvlock_pool_mode says"
 	}
 	return cn
+}
+
+// prepare does what the settings want of a new connection.
+func (c *Conn) prepare(ctx context.Context) error {
+	s := c.connector.settings
+	switch {
+	case c.pgx == nil && s.reset == ResetDiscardAll:
+		return errors.New("pgadvlock: pgadvlock_reset=discard_all needs the pgx driver underneath: use unlock_all")
+	case c.pgx == nil && s.afterConnect != nil:
+		return errors.New("pgadvlock: WithAfterConnect needs the pgx driver underneath")
+	case s.afterConnect != nil:
+		return s.afterConnect(ctx, c.pgx)
+	}
+	return nil
 }
 
 // Conn returns the pgx connection, for what database/sql has no words for:

@@ -104,9 +104,12 @@ func must(t *testing.T, err error) {
 	}
 }
 
-func mustExec(t *testing.T, x interface {
+// execer is a *sql.DB, *sql.Conn, *sql.Tx.
+type execer interface {
 	ExecContext(context.Context, string, ...any) (sql.Result, error)
-}, query string, args ...any) {
+}
+
+func mustExec(t *testing.T, x execer, query string, args ...any) {
 	t.Helper()
 	if _, err := x.ExecContext(ctxFor(t), query, args...); err != nil {
 		t.Fatalf("%s: %v", query, err)

@@ -199,6 +199,9 @@ func (c *Conn) attempts(st *locksql.Statement, args []driver.NamedValue, caller 
 			}
 			return keyValue(values[n-1].Value)
 		})
+		if key.Kind == locksql.KeyExpression && c.connector.settings.keyArguments {
+			key.Expr = key.Identity
+		}
 		attempts[i] = ledger.Attempt[origin]{Func: call.Func, Key: key, Origin: from}
 	}
 	return attempts

@@ -42,7 +42,8 @@ func publicKey(k locksql.Key) Key {
 
 // String returns "42" for a bigint key, "(1, 9527)" for two ints, and the
 // expression, such as "hashtext($1)" with string literals as '…', when only
-// that is known. The zero Key is "".
+// that is known; "1234 = hashtext($1)" when the server told the number. The zero
+// Key is "".
 func (k Key) String() string { return k.text }
 
 // Bigint returns the key of the bigint space; ok is false when the key is a

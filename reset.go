@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"time"
 
@@ -119,7 +120,7 @@ func (c *Conn) giveBack() (keep bool) {
 		}
 		c.transactionEnded()
 	}
-	keep = c.clean(ctx, state, always)
+	keep = c.clean(ctx, state, usable)
 	if !keep || !usable {
 		// Also where a ROLLBACK made it usable: pgx would have had it dropped.
 		c.giveUp(ctx)
@@ -130,8 +131,9 @@ func (c *Conn) giveBack() (keep bool) {
 }
 
 // clean releases what the session holds, where that is safe, and reports it.
-// It returns false when the connection must be closed instead.
-func (c *Conn) clean(ctx context.Context, state ledger.State, always bool) bool {
+// It returns false when the connection must be closed instead; stays is false
+// when it will be closed in any case.
+func (c *Conn) clean(ctx context.Context, state ledger.State, stays bool) bool {
 	_ = c.askPoolMode(ctx) // a connection that it broke shows as one whose mode is not known
 	locks := c.sessionLocks()
 	switch mode := c.poolMode(); mode {
@@ -156,8 +158,9 @@ func (c *Conn) clean(ctx context.Context, state ledger.State, always bool) bool 
 		}
 		return false
 	}
-	ask := (state != ledger.Exact) && c.connector.mayReadLocks()
-	found, err := c.release(ctx, ask)
+	unnumbered := slices.ContainsFunc(locks, func(l Lock) bool { return !l.Key.number })
+	ask := (state != ledger.Exact || unnumbered) && c.connector.mayReadLocks()
+	found, err := c.release(ctx, ask, stays && c.connector.settings.reset == ResetDiscardAll)
 	if found != nil {
 		locks = c.explain(found)
 	}
@@ -194,19 +197,40 @@ func (c *Conn) observe(ctx context.Context, state ledger.State) {
 
 // release gives all session locks back, after reading which they are when
 // asked to. found is nil when they were not read.
-func (c *Conn) release(ctx context.Context, ask bool) (found [][]string, err error) {
-	if !ask {
-		return nil, c.send(ctx, sqlRelease)
+func (c *Conn) release(ctx context.Context, ask, discard bool) (found [][]string, err error) {
+	if ask && c.pgx != nil && !discard {
+		if found, err = c.query(ctx, sqlReport+"; "+sqlRelease); err == nil { // one round trip
+			return found, nil
+		}
+	} else if ask {
+		found, _ = c.query(ctx, sqlReport)
 	}
-	if c.pgx == nil {
-		found, _ = c.query(ctx, sqlReport) // a report that fails must not keep the release
-		return found, c.send(ctx, sqlRelease)
+	// A report that failed, for want of privilege or of another reason, must
+	// not keep the release.
+	if discard {
+		return found, c.discard(ctx)
 	}
-	found, err = c.query(ctx, sqlReport+"; "+sqlRelease) // one round trip
-	if err != nil {
-		return nil, c.send(ctx, sqlRelease)
+	return found, c.send(ctx, sqlRelease)
+}
+
+// discard resets the session as a whole. DISCARD ALL drops prepared statements
+// behind pgx's back, where cached ones would fail once and a db.Prepare'd one
+// for ever, so pgx is made to forget them. It cannot share its round trip: it
+// is refused in a text with other statements (25001).
+func (c *Conn) discard(ctx context.Context) error {
+	if err := c.send(ctx, "DISCARD ALL"); err != nil {
+		return err
 	}
-	return found, nil
+	c.ledger.After([]locksql.Step{{Kind: locksql.StepDiscardAll}})
+	if err := c.pgx.DeallocateAll(ctx); err != nil {
+		return err
+	}
+	if hook := c.connector.settings.afterConnect; hook != nil {
+		if err := hook(ctx, c.pgx); err != nil {
+			return fmt.Errorf("WithAfterConnect's hook: %w", err)
+		}
+	}
+	return nil
 }
 
 // send executes SQL of our own on the inner connection, past the caller's
@@ -283,30 +307,46 @@ func (c *Conn) sessionLocks() []Lock {
 }
 
 // explain turns rows of sqlReport into locks, with what the ledger knows of
-// each. pg_locks has one row for a lock however often it was taken.
+// each. pg_locks has one row for a lock however often it was taken. A lock that
+// the ledger knows by its expression is found by elimination: when it is the
+// only one left of its mode and key space.
 func (c *Conn) explain(rows [][]string) []Lock {
-	known := map[Key]Lock{}
-	for _, l := range c.sessionLocks() {
-		known[modeKey(l.Key, l.Mode)] = l
+	known := c.sessionLocks()
+	take := func(match func(Lock) bool) (l Lock, ok bool) {
+		i := slices.IndexFunc(known, match)
+		if i < 0 {
+			return Lock{}, false
+		}
+		l = known[i]
+		known = slices.Delete(known, i, i+1)
+		return l, true
 	}
-	locks := make([]Lock, 0, len(rows))
-	for _, row := range rows {
-		l := Lock{Key: keyOfRow(row)}
+	locks := make([]Lock, len(rows))
+	var left []int
+	for i, row := range rows {
+		locks[i].Key = keyOfRow(row)
 		if row[3] == "ShareLock" {
-			l.Mode = ShareLock
+			locks[i].Mode = ShareLock
 		}
-		if k, ok := known[modeKey(l.Key, l.Mode)]; ok {
-			l = k
+		if l, ok := take(func(l Lock) bool { return l.Key == locks[i].Key && l.Mode == locks[i].Mode }); ok {
+			locks[i] = l
+		} else {
+			left = append(left, i)
 		}
-		locks = append(locks, l)
+	}
+	for _, i := range left {
+		alike := func(l Lock) bool { return l.Mode == locks[i].Mode && l.Key.space == locks[i].Key.space }
+		rivals := slices.ContainsFunc(left, func(j int) bool { return j != i && alike(locks[j]) })
+		l, ok := take(func(l Lock) bool { return alike(l) && !l.Key.number })
+		if !ok || rivals || slices.ContainsFunc(known, func(l Lock) bool { return alike(l) && !l.Key.number }) {
+			continue
+		}
+		expr := l.Key.text
+		l.Key = locks[i].Key
+		l.Key.text += " = " + expr
+		locks[i] = l
 	}
 	return locks
-}
-
-// modeKey makes one map key of a key and a mode, which pg_locks lists apart.
-func modeKey(k Key, m LockMode) Key {
-	k.text += " " + m.String()
-	return k
 }
 
 // keyOfRow reads classid, objid and objsubid as the manual's description of

@@ -124,5 +124,5 @@ func ExampleConnector_SetPreset() {
 func ExampleNewConnector() {
 	_, err := pgadvlock.NewConnector("host=localhost password=secret pgadvlock_reset=drop")
 	fmt.Println(err)
-	// Output: pgadvlock: DSN parameter pgadvlock_reset: invalid value "drop"; valid: unlock_all, close, off
+	// Output: pgadvlock: DSN parameter pgadvlock_reset: invalid value "drop"; valid: unlock_all, discard_all, close, off
 }

@@ -5,6 +5,7 @@ go 1.26.0
 replace github.com/pgadvlock/pgadvlock => ../
 
 require (
+	github.com/jackc/pgx/v5 v5.13.0
 	github.com/lib/pq v1.12.3
 	github.com/pgadvlock/pgadvlock v0.0.0-00010101000000-000000000000
 )
@@ -15,7 +16,6 @@ require (
 	github.com/go-logr/stdr v1.2.2 // indirect
 	github.com/jackc/pgpassfile v1.0.0 // indirect
 	github.com/jackc/pgservicefile v0.0.0-20240606120523-5a60cdf6a761 // indirect
-	github.com/jackc/pgx/v5 v5.13.0 // indirect
 	github.com/jackc/puddle/v2 v2.2.3 // indirect
 	github.com/ngrok/sqlmw v0.0.0-20220520173518-97c9c04efc79 // indirect
 	go.opentelemetry.io/auto/sdk v1.2.1 // indirect

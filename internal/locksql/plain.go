@@ -333,7 +333,7 @@ func (p *parser) render(start, end int, v value) Arg {
 	a := Arg{value: v}
 	t := l.next()
 	if t.end == end && v.kind != isExpression && (t.kind == tNumber || t.kind == tParam) {
-		a.Expr = l.text(t)
+		a.Expr = lower(l.text(t))
 		if v.kind == isParam {
 			a.Params = []int{v.param}
 		}
@@ -375,7 +375,7 @@ func (p *parser) render(start, end int, v value) Arg {
 			}
 			a.pieces = append(a.pieces, piece{text: string(exact)}, piece{param: n})
 			exact = exact[:0]
-		case tIdent:
+		case tIdent, tNumber:
 			masked, exact = append(masked, lower(text)...), append(exact, lower(text)...)
 		default:
 			masked, exact = append(masked, text...), append(exact, text...)

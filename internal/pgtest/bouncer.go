@@ -1,5 +1,8 @@
 package pgtest
 
+// This file owns PgBouncer. Its pool mode can be set per user, so one process
+// serves every database in every mode, and the user in the DSN chooses.
+
 import (
 	"errors"
 	"fmt"
@@ -12,9 +15,6 @@ import (
 	"syscall"
 	"testing"
 )
-
-// PgBouncer. Its pool mode can be set per user, so one process serves every
-// database in every mode, and the user in the DSN chooses.
 
 // bouncerUsers maps pool modes to the superusers whose they are.
 var bouncerUsers = map[string]string{"session": "app_sess", "transaction": "app_tx", "statement": "app_stmt"}

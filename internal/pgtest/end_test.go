@@ -2,6 +2,9 @@
 
 package pgtest
 
+// This file owns the tests of how servers end: this test binary runs again as a
+// child, which ends in all the ways that a test binary can.
+
 import (
 	"bufio"
 	"bytes"
@@ -19,9 +22,6 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 )
-
-// How servers end: this test binary runs again as a child, which ends in all the
-// ways that a test binary can.
 
 // childEnv makes TestChild the child, and tells it what to do.
 const childEnv = "PGTEST_CHILD"
@@ -76,7 +76,7 @@ func startChild(t *testing.T, what string, change ...func(*exec.Cmd)) *child {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tmp, err := os.MkdirTemp("/tmp", "t") // short: sockets live in it
+	tmp, err := os.MkdirTemp(append(tempParents(), "/tmp")[0], "t") // short: sockets live in it
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,7 +103,7 @@ func startChild(t *testing.T, what string, change ...func(*exec.Cmd)) *child {
 	t.Cleanup(func() {
 		c.Process.Kill()
 		c.Wait()
-		c.gone(t, 15*time.Second) // a postmaster whose directory vanishes leaves frozen backends behind
+		c.gone(t, goneBound) // a postmaster whose directory vanishes leaves frozen backends behind
 		os.RemoveAll(tmp)
 	})
 	return c
@@ -139,6 +139,9 @@ func (c *child) until(t *testing.T, word string) string {
 	return ""
 }
 
+// goneBound is for a loaded machine; on another it takes 0.1 s, and 5 s with a frozen backend.
+const goneBound = time.Minute
+
 // gone waits until there are no leftovers.
 func (c *child) gone(t *testing.T, bound time.Duration) {
 	t.Helper()
@@ -171,19 +174,18 @@ func (c *child) leftovers(t *testing.T) []string {
 
 func TestServersEndWithTheBinary(t *testing.T) {
 	for _, c := range []struct {
-		what  string
-		end   func(*child)
-		bound time.Duration
+		what string
+		end  func(*child)
 	}{
-		{"return", func(c *child) { c.stdin.Close() }, 5 * time.Second},
-		{"fatal", func(c *child) { c.stdin.Close() }, 5 * time.Second},
-		{"panic", func(c *child) { c.stdin.Close() }, 5 * time.Second},
-		{"exit", func(c *child) { c.stdin.Close() }, 5 * time.Second},
-		{"interrupt", func(c *child) { c.Process.Signal(syscall.SIGINT) }, 5 * time.Second},
-		{"kill", func(c *child) { c.Process.Kill() }, 5 * time.Second},
-		{"frozen backend", func(c *child) { c.Process.Kill() }, 15 * time.Second}, // five until the postmaster kills it
-		{"frozen postmaster", func(c *child) { c.Process.Kill() }, 5 * time.Second},
-		{"frozen bouncer", func(c *child) { c.Process.Kill() }, 5 * time.Second},
+		{"return", func(c *child) { c.stdin.Close() }},
+		{"fatal", func(c *child) { c.stdin.Close() }},
+		{"panic", func(c *child) { c.stdin.Close() }},
+		{"exit", func(c *child) { c.stdin.Close() }},
+		{"interrupt", func(c *child) { c.Process.Signal(syscall.SIGINT) }},
+		{"kill", func(c *child) { c.Process.Kill() }},
+		{"frozen backend", func(c *child) { c.Process.Kill() }}, // the postmaster kills it after five seconds
+		{"frozen postmaster", func(c *child) { c.Process.Kill() }},
+		{"frozen bouncer", func(c *child) { c.Process.Kill() }},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			t.Parallel()
@@ -195,7 +197,7 @@ func TestServersEndWithTheBinary(t *testing.T) {
 			c.end(child)
 			child.Wait()
 			start := time.Now()
-			child.gone(t, c.bound)
+			child.gone(t, goneBound)
 			t.Logf("gone %s later", time.Since(start).Round(time.Millisecond))
 		})
 	}
@@ -203,7 +205,7 @@ func TestServersEndWithTheBinary(t *testing.T) {
 
 // A kill may come at any moment of the start.
 func TestServersEndWithABinaryKilledAtTheStart(t *testing.T) {
-	for delay := time.Duration(0); delay < time.Second; delay += 100 * time.Millisecond {
+	for delay := time.Duration(0); delay < 800*time.Millisecond; delay += 100 * time.Millisecond {
 		t.Run(delay.String(), func(t *testing.T) {
 			t.Parallel()
 			child := startChild(t, "start")
@@ -211,8 +213,48 @@ func TestServersEndWithABinaryKilledAtTheStart(t *testing.T) {
 			time.Sleep(delay) // the moment is the point
 			child.Process.Kill()
 			child.Wait()
-			child.gone(t, 10*time.Second)
+			child.gone(t, goneBound)
 		})
+	}
+}
+
+// A pid that was ours may be somebody else's by the time the watchdog acts.
+func TestWatchdogForgetsWhatHasEnded(t *testing.T) {
+	b, err := newSandbox()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stranger, err := b.start("stranger", syscall.SIGKILL, "/bin/sh", "-c", "echo up; exec sleep 600")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stranger.stop(syscall.SIGKILL)
+	Eventually(t, 10*time.Second, "it is up", func() bool { return stranger.output(0) != "" })
+	fmt.Fprintf(b.pipe, "ended %d\n", stranger.pid)
+	if err := b.close(); err != nil {
+		t.Error(err)
+	}
+	if stranger.exited() {
+		t.Error("the watchdog killed a process that it was told has ended")
+	}
+}
+
+func TestWatchdogIsTold(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	b := &sandbox{dir: t.TempDir(), pipe: w}
+	p, err := b.start("true", syscall.SIGQUIT, "/bin/sh", "-c", "true")
+	if err != nil {
+		t.Fatal(err)
+	}
+	Eventually(t, 10*time.Second, "it ends", p.exited)
+	w.Close()
+	got, _ := io.ReadAll(r)
+	if want := fmt.Sprintf("started %d QUIT\nended %[1]d\n", p.pid); string(got) != want {
+		t.Errorf("told %q, want %q", got, want)
 	}
 }
 
@@ -267,7 +309,7 @@ func TestOrdinaryUser(t *testing.T) {
 	}
 	child.Process.Kill()
 	child.Wait()
-	child.gone(t, 10*time.Second)
+	child.gone(t, goneBound)
 }
 
 // Neither the working directory nor TMPDIR need be open to the user that root

@@ -1,5 +1,8 @@
 package pgtest
 
+// This file owns where the servers' programs are found. Debian keeps PostgreSQL's
+// out of PATH, and PgBouncer in a sbin that ordinary users do not have there.
+
 import (
 	"fmt"
 	"os"
@@ -9,9 +12,6 @@ import (
 	"strconv"
 	"strings"
 )
-
-// Where the servers' programs are. Debian keeps PostgreSQL's out of PATH, and
-// PgBouncer in a sbin that ordinary users do not have there.
 
 var postgresDirs = []string{
 	"/usr/lib/postgresql/*/bin",                               // Debian, Ubuntu

@@ -1,5 +1,8 @@
 package pgtest
 
+// This file owns what tests see: locks from another connection, and the wait for
+// a condition. It also owns freezing, which makes things to see.
+
 import (
 	"context"
 	"fmt"
@@ -190,8 +193,8 @@ func poll(bound time.Duration, cond func() bool) bool {
 
 // Freeze stops a process without ending it, as a hung host would: a backend (see
 // pg_backend_pid), a postmaster ([Server.PID]) or a PgBouncer. It goes on when
-// thaw is called, at the latest when the test ends.
-func Freeze(tb testing.TB, pid int) (thawed func()) {
+// resume is called, at the latest when the test ends.
+func Freeze(tb testing.TB, pid int) (resume func()) {
 	tb.Helper()
 	if err := freeze(pid); err != nil {
 		tb.Fatalf("pgtest: freeze %d: %v", pid, err)

@@ -29,7 +29,6 @@ import (
 	"fmt"
 	"net/url"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -361,6 +360,3 @@ func require(tb testing.TB, err error) {
 		tb.Fatal(err)
 	}
 }
-
-// program is the path of one of PostgreSQL's programs.
-func (s *Server) program(name string) string { return filepath.Join(s.bin, name) }

@@ -2,13 +2,14 @@
 
 package pgtest
 
+// This file stands in for sandbox_unix.go where there are no Unix processes:
+// nothing is started, and only PGADVLOCK_TEST_DSN works.
+
 import (
 	"errors"
 	"path/filepath"
 	"syscall"
 )
-
-// Without Unix processes nothing is started: only PGADVLOCK_TEST_DSN works.
 
 var errNotUnix = errors.New("pgtest: servers are started on Unix only: set PGADVLOCK_TEST_DSN")
 

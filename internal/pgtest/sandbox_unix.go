@@ -2,6 +2,10 @@
 
 package pgtest
 
+// This file owns processes: the account that servers run as, their directory, and
+// their end, whatever ends us. It knows no more of PostgreSQL than what a signal
+// does to it.
+
 import (
 	"errors"
 	"fmt"
@@ -26,12 +30,12 @@ type sandbox struct {
 	watchdog *exec.Cmd
 }
 
-// watchdog reads "started PID SIGNAL" and "ended PID" until its input ends, and
-// then acts. Signals go to process groups; a stopped process has to go on to
-// see one. PostgreSQL gets QUIT, its immediate shutdown: KILL would leave shared
-// memory and backends behind. Frozen backends it kills itself, after five seconds.
-// Its end is that of postmaster.pid: where init reaps nobody, the dead go on to
-// take signals.
+// watchdogScript reads "started PID SIGNAL" and "ended PID" until its input ends,
+// and then acts. Signals go to process groups. PostgreSQL gets QUIT, its immediate
+// shutdown: KILL would leave shared memory and backends behind. Frozen backends it
+// kills itself, after five seconds; a frozen group the kernel wakes when its
+// parent dies. PostgreSQL's end is that of postmaster.pid: where init reaps
+// nobody, the dead go on to take signals.
 const watchdogScript = `
 alive=
 while read -r event pid signal; do
@@ -43,10 +47,7 @@ while read -r event pid signal; do
 		alive=$rest ;;
 	esac
 done
-for p in $alive; do
-	kill -s "${p#*:}" -- "-${p%:*}"
-	kill -s CONT -- "-${p%:*}"
-done
+for p in $alive; do kill -s "${p#*:}" -- "-${p%:*}"; done
 running() {
 	[ -e "$1/data/postmaster.pid" ] && for p in $alive; do kill -s 0 -- "-${p%:*}" && return; done
 }
@@ -178,7 +179,8 @@ func (b *sandbox) spawn(name, path string, args ...string) (*process, error) {
 }
 
 // exited says whether the process has ended. Until it has been asked, the pid
-// stays taken by what is left of it, so a signal cannot meet a stranger.
+// stays taken by what is left of it, so a signal cannot meet a stranger; from then
+// on nobody, the watchdog neither, must signal it.
 func (p *process) exited() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

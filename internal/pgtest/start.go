@@ -1,11 +1,15 @@
 package pgtest
 
+// This file owns how a server comes up: initdb, postgres, its roles, PgBouncer.
+// Half a second in memory, a second on disk; most of it is initdb's.
+
 import (
 	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,15 +19,12 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// How a server comes up: initdb, postgres, its roles, PgBouncer. About a second
-// in all, most of it initdb's.
-
 // startTimeout bounds the start of one server, on a machine that has much else to do.
 const startTimeout = time.Minute
 
 // boot makes the data directory and starts all of the server in the sandbox.
 func (s *Server) boot() error {
-	if err := s.sandbox.run(s.program("initdb"), "-D", s.sandbox.path("data"), "-U", "postgres", "-A", "trust",
+	if err := s.sandbox.run(filepath.Join(s.bin, "initdb"), "-D", s.sandbox.path("data"), "-U", "postgres", "-A", "trust",
 		"-E", "UTF8", "--locale=C", "--no-sync", "--wal-segsize=1"); err != nil {
 		return err
 	}
@@ -53,10 +54,11 @@ func (s *Server) startPostgres(port int) error {
 	for _, setting := range slices.Concat([]string{
 		"synchronous_commit=off", "full_page_writes=off", "wal_level=minimal", "max_wal_senders=0", "autovacuum=off",
 		"jit=off", "shared_buffers=32MB", "max_connections=300", "log_line_prefix=%m [%p] %q%u@%d ",
+		"dynamic_shared_memory_type=mmap", // in the data directory, so that it goes with it, even after a KILL
 	}, s.conf) {
 		args = append(args, "-c", setting)
 	}
-	p, err := s.sandbox.start("postgres", syscall.SIGQUIT, s.program("postgres"), args...)
+	p, err := s.sandbox.start("postgres", syscall.SIGQUIT, filepath.Join(s.bin, "postgres"), args...)
 	if err != nil {
 		return err
 	}

@@ -2,6 +2,7 @@ package poolmode
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/pgadvlock/pgadvlock/internal/pgtest"
 	"go.uber.org/goleak"
 )
 
@@ -108,8 +110,8 @@ func mustBe(tb testing.TB, want Mode, dsn string) Verdict {
 	return v
 }
 
-// busy keeps n clients working through a pooler until stopped: short statements,
-// and transactions with a pause where the mode allows them.
+// busy keeps n clients working through a pooler until stopped, each of them half of
+// the time: with short statements, and transactions where the mode allows them.
 func busy(tb testing.TB, dsn string, n int, transactions bool) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
@@ -135,7 +137,6 @@ func busy(tb testing.TB, dsn string, n int, transactions bool) (stop func()) {
 // table collects verdicts.
 type table struct {
 	modes      map[Mode]int
-	evidence   map[string]string // of modes that were not wanted
 	took       []time.Duration
 	roundTrips int
 }
@@ -154,6 +155,63 @@ func (t *table) String() string {
 	at := func(p float64) string {
 		return fmt.Sprintf("%.1f ms", t.took[int(p*float64(len(t.took)-1))].Seconds()*1000)
 	}
-	return fmt.Sprintf("%-34v round trips %4.1f  p50 %9s  p95 %9s  max %9s", t.modes,
+	return fmt.Sprintf("%-18s round trips %4.1f  p50 %8s  p95 %8s  max %8s", fmt.Sprint(t.modes)[len("map"):],
 		float64(t.roundTrips)/float64(len(t.took)), at(.5), at(.95), at(1))
+}
+
+func TestModeString(t *testing.T) {
+	for mode, want := range map[Mode]string{
+		Unknown: "unknown", Direct: "direct", Session: "session", Transaction: "transaction", Statement: "statement", 9: "mode 9",
+	} {
+		if got := mode.String(); got != want {
+			t.Errorf("Mode(%d) is %q, want %q", uint8(mode), got, want)
+		}
+	}
+}
+
+// Ask is harmless wherever the caller's connection is, and says what it finds there.
+func TestAsk(t *testing.T) {
+	s := pgtest.Shared(t)
+	ctx := t.Context()
+	c := connect(t, s.DSN(s.NewDB(t)))
+	first := ask(t, c)
+	if !first.Direct || !first.SamePID || first.BackendPID != c.PID() || first.RoundTrip <= 0 {
+		t.Errorf("the answer is %+v on the connection of %d", first, c.PID())
+	}
+
+	exec(t, c, "BEGIN; CREATE TABLE t(); SAVEPOINT s")
+	if first = ask(t, c); !first.Direct || c.TxStatus() != 'T' {
+		t.Errorf("in a transaction, the answer is %+v and the transaction is %q", first, c.TxStatus())
+	}
+	exec(t, c, "ROLLBACK TO s; COMMIT; TABLE t")
+
+	exec(t, c, "BEGIN")
+	c.Exec(ctx, "SELECT 1/0").ReadAll()
+	_, err := Ask(ctx, c)
+	if refusal, ok := errors.AsType[*pgconn.PgError](err); !ok || refusal.Code != "25P02" {
+		t.Errorf("in a failed transaction, the error is %v", err)
+	}
+	exec(t, c, "ROLLBACK")
+
+	ended, cancel := context.WithCancel(ctx)
+	cancel()
+	if _, err := Ask(ended, c); !errors.Is(err, context.Canceled) {
+		t.Errorf("with an ended context, the error is %v", err)
+	}
+	c.Close(ctx)
+	if _, err := Ask(ctx, c); err == nil {
+		t.Error("a closed connection answers")
+	}
+}
+
+// A pooler's greeting names no backend.
+func TestAskPooler(t *testing.T) {
+	s := pgtest.Shared(t)
+	s.RequireBouncer(t)
+	for _, mode := range []string{"session", "transaction", "statement"} {
+		first := ask(t, connect(t, s.BouncerDSN(s.NewDB(t), mode)))
+		if first.SamePID || first.Direct || first.BackendPID == 0 {
+			t.Errorf("through %s pooling, the answer is %+v", mode, first)
+		}
+	}
 }

@@ -44,9 +44,10 @@ const rounds = 3
 // they do not seem to be, and for each connection a second or 25 round trips.
 // No goroutine of its own outlives it.
 //
-// Behind transaction or statement pooling a backend may be left listening to a
-// channel whose name nobody knows, if the probe does not meet it again. Statement
-// pooling costs the pool the backend on which its refusal of BEGIN is tried.
+// What it can leave behind: where backends are shared, one that listens to a channel
+// whose name nobody knows, if the probe does not meet it again; and, with a
+// PgBouncer that shares prepared statements, one of those as every client leaves
+// them. Statement pooling closes the backend on which the probe tries BEGIN.
 func Probe(ctx context.Context, first First, dial func(context.Context) (*pgconn.PgConn, error)) Verdict {
 	if first.Direct {
 		return Verdict{Mode: Direct, Evidence: fmt.Sprintf("backend %d greeted the connection and sees its port", first.BackendPID)}
@@ -125,13 +126,11 @@ func (p *probe) experiment(first First) error {
 		return &finding{Direct, fmt.Sprintf("three connections were greeted by the backends that serve them: %d, %d and %d",
 			first.BackendPID, p.c.backend.pid, p.b.backend.pid)}
 	}
-	if err := p.pinned(); err != nil {
-		if _, ok := errors.AsType[*finding](err); ok {
-			return err
-		}
-		return fmt.Errorf("neither proven to be pooled nor to be pinned: %w", err)
+	err = p.pinned()
+	if _, ok := errors.AsType[*finding](err); ok {
+		return err
 	}
-	return errors.New("neither proven to be pooled nor to be pinned")
+	return fmt.Errorf("no backend was seen to be shared, but session pooling is not proven: %w", err)
 }
 
 // patience is how long to wait for what takes so many round trips.
@@ -279,12 +278,13 @@ func (p *probe) shared() error {
 	}
 	seen, err := p.reply(p.b, time.Now().Add(p.patience(queueFloor, queueTrips)))
 	if errors.Is(err, errSilent) {
-		// Who shares a pool is served in the order of arrival: C's answer cannot come
-		// before B's. The mark is the same, so that B finds it whenever it is served.
+		// Who shares a pool is served in the order of arrival: then C's answer cannot come
+		// before B's. The mark is the same, so that B finds it whenever it is served. It
+		// may be late for another reason too: PgBouncer may have to connect for it first.
 		if _, err := p.question(p.c, leave); err != nil {
 			return silence(err, "neither of two connections is answered: the pool or the server is too busy")
 		}
-		seen, err = p.reply(p.b, time.Now().Add(p.patience(10*time.Millisecond, 1)))
+		seen, err = p.reply(p.b, p.deadline)
 	}
 	if err != nil {
 		return silence(err, "the pool has no second connection free: one is answered while another waits")
@@ -314,11 +314,13 @@ func silence(err error, meaning string) error {
 }
 
 // pinned is step 4: C listens and is idle, B notifies. That C hears it from B's
-// backend proves that C's backend has been left to it.
+// backend proves that C's backend is left to it.
 //
-// Silence is weaker. It counts only if B, which listens too, heard it, and C
-// does not get it even when it is answered next, by the same backend: a session's
-// own would have sent it before that answer, however slow it is.
+// Silence is weaker. It counts only twice, if B, which listens too, heard it, and if
+// it does not even come with C's next answer: before that, the backend of a
+// session would have sent it, however slow it is.
+//
+// It always returns an error, as experiment does.
 func (p *probe) pinned() error {
 	p.deadline = time.Now().Add(p.patience(stepsFloor, stepsTrips))
 	channel := nonce()

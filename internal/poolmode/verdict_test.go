@@ -14,6 +14,7 @@ func TestVerdicts(t *testing.T) {
 	run := func(name string, want Mode, dsn string, clients int) {
 		t.Run(name, func(t *testing.T) {
 			if clients > 0 {
+				t.Parallel() // these wait most of the time
 				defer busy(t, dsn, clients, want != Statement)()
 			}
 			var result table

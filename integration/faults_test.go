@@ -1,0 +1,275 @@
+package integration
+
+// The conformance programs about faults: what goes wrong with a connection,
+// what the caller is told, what database/sql retries, and what the pool keeps.
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/pgadvlock/pgadvlock/internal/pgtest"
+)
+
+// kill ends all backends but the observer's, and waits until they are gone.
+func (w *witness) kill() {
+	w.Helper()
+	w.see.Exec("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()")
+	w.gone()
+}
+
+func faults(w *witness) {
+	ctx := w.Context()
+	works := func(label string) {
+		var n int
+		w.say(label+", then", w.db.QueryRowContext(ctx, "SELECT 1").Scan(&n), n)
+		w.stats(label + ", then")
+	}
+	// lost is for what has to meet the loss itself: nothing sent may be sent
+	// again, so the first one may fail. A second one must not.
+	lost := func(label string, do func() error) {
+		err := do()
+		w.say(label, broken(err))
+		works(label)
+	}
+	fill := func(n int) {
+		var conns []*sql.Conn
+		for range n {
+			conns = append(conns, w.conn())
+		}
+		for _, c := range conns {
+			must(w, c.PingContext(ctx))
+			must(w, c.Close())
+		}
+	}
+	w.db.SetMaxIdleConns(3)
+
+	fill(3)
+	w.stats("three")
+	for _, way := range []struct {
+		name string
+		do   func() error
+	}{
+		{"ping", func() error { return w.db.PingContext(ctx) }},
+		{"query", func() error { var n int; return w.db.QueryRowContext(ctx, "SELECT 1").Scan(&n) }},
+		{"exec", func() error { _, err := w.db.ExecContext(ctx, "SELECT 1"); return err }},
+		{"begin", func() error {
+			tx, err := w.db.BeginTx(ctx, nil)
+			if err != nil {
+				return err
+			}
+			return tx.Commit()
+		}},
+		{"prepare", func() error {
+			s, err := w.db.PrepareContext(ctx, "SELECT 1")
+			if err != nil {
+				return err
+			}
+			return s.Close()
+		}},
+		{"lock and unlock", func() error {
+			_, err := w.db.ExecContext(ctx, "SELECT pg_advisory_lock(1), pg_advisory_unlock(1)")
+			return err
+		}},
+		{"transaction lock", func() error { _, err := w.db.ExecContext(ctx, "SELECT pg_advisory_xact_lock(1)"); return err }},
+	} {
+		fill(2)
+		w.kill()
+		lost("killed while idle, "+way.name, way.do)
+		// Idle for more than a second, pgx asks whether it is still there, so
+		// that nothing fails. A connection that was just made is asked too.
+	}
+
+	// On a connection of one's own there is nobody to try another one.
+	conn := w.conn()
+	must(w, conn.PingContext(ctx))
+	w.kill()
+	_, err := conn.ExecContext(ctx, "SELECT 1")
+	w.say("killed under a conn", broken(err))
+	_, err = conn.ExecContext(ctx, "SELECT 1")
+	w.say("killed under a conn, again", broken(err))
+	_, err = conn.BeginTx(ctx, nil)
+	w.say("killed under a conn, begin", broken(err))
+	w.say("killed under a conn, ping", broken(conn.PingContext(ctx)))
+	w.say("killed under a conn, close", broken(conn.Close()))
+	works("killed under a conn")
+
+	// With a lock on it.
+	conn = w.conn()
+	_, err = conn.ExecContext(ctx, "SELECT pg_advisory_lock(3)")
+	must(w, err)
+	w.kill()
+	w.held("killed under a lock")
+	_, err = conn.ExecContext(ctx, "SELECT pg_advisory_unlock(3)")
+	w.say("killed under a lock, unlock", broken(err))
+	w.say("killed under a lock, close", broken(conn.Close()))
+	works("killed under a lock")
+
+	tx, err := w.db.BeginTx(ctx, nil)
+	must(w, err)
+	w.kill()
+	_, err = tx.ExecContext(ctx, "SELECT 1")
+	w.say("killed under a transaction", broken(err))
+	w.say("killed under a transaction, commit", broken(tx.Commit()))
+	works("killed under a transaction")
+	tx, err = w.db.BeginTx(ctx, nil)
+	must(w, err)
+	w.kill()
+	w.say("killed under a transaction, rollback", broken(tx.Rollback()))
+	works("killed under a transaction, rollback")
+
+	lost("killed by itself", func() error {
+		_, err := w.db.ExecContext(ctx, "SELECT pg_terminate_backend(pg_backend_pid()), pg_sleep(1)")
+		return err
+	})
+	lost("killed while it waits for a lock", func() error {
+		w.see.Lock(4)
+		defer w.see.Unlock(4)
+		conn := w.conn()
+		defer conn.Close()
+		result := make(chan error)
+		go func() { _, err := conn.ExecContext(ctx, "SELECT pg_advisory_lock(4)"); result <- err }()
+		w.see.WaitFor(5*time.Second, "it waits", func(locks []pgtest.Lock) bool { return len(locks) == 2 })
+		w.see.Exec("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()")
+		return <-result
+	})
+
+	// Canceled by somebody else: the connection lives.
+	conn = w.conn()
+	w.see.Lock(4)
+	result := make(chan error)
+	go func() { _, err := conn.ExecContext(ctx, "SELECT pg_advisory_lock(4)"); result <- err }()
+	w.see.WaitFor(5*time.Second, "it waits", func(locks []pgtest.Lock) bool { return len(locks) == 2 })
+	w.see.Exec("SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()")
+	w.say("canceled by another", <-result)
+	w.see.Unlock(4)
+	w.say("canceled by another, then", conn.PingContext(ctx), conn.Close())
+	works("canceled by another")
+
+	// What programs do.
+	for _, way := range []struct {
+		name string
+		do   func(*sql.Conn)
+	}{
+		{"rows left open", func(c *sql.Conn) {
+			_, err := c.QueryContext(ctx, "SELECT generate_series(1, 100000)")
+			w.say("rows left open", err)
+		}},
+		{"transaction left open", func(c *sql.Conn) {
+			_, err := c.BeginTx(ctx, nil)
+			w.say("transaction left open", err)
+		}},
+		{"BEGIN left open", func(c *sql.Conn) {
+			_, err := c.ExecContext(ctx, "BEGIN")
+			w.say("BEGIN left open", err)
+		}},
+		{"failed BEGIN left open", func(c *sql.Conn) {
+			_, err := c.ExecContext(ctx, "BEGIN")
+			must(w, err)
+			_, err = c.ExecContext(ctx, "SELECT 1/0")
+			w.say("failed BEGIN left open", err)
+		}},
+		{"panic in Raw", func(c *sql.Conn) {
+			defer func() { w.say("panic in Raw", recover()) }()
+			_ = c.Raw(func(any) error { panic("own") })
+		}},
+		{"ErrBadConn from Raw", func(c *sql.Conn) {
+			w.say("ErrBadConn from Raw", c.Raw(func(any) error { return driver.ErrBadConn }))
+		}},
+		{"error from Raw", func(c *sql.Conn) {
+			w.say("error from Raw", c.Raw(func(any) error { return errors.New("own") }))
+		}},
+		{"statement left open", func(c *sql.Conn) {
+			_, err := c.PrepareContext(ctx, "SELECT 1")
+			w.say("statement left open", err)
+		}},
+		{"session state", func(c *sql.Conn) {
+			_, err := c.ExecContext(ctx, "SET search_path = nowhere")
+			w.say("session state", err)
+		}},
+	} {
+		conn := w.conn()
+		closed := make(chan error, 1)
+		way.do(conn)
+		go func() { closed <- conn.Close() }()
+		select { // rows that are open keep Close waiting
+		case err := <-closed:
+			w.say(way.name+", close", err)
+			w.stats(way.name)
+			works(way.name)
+			var path string
+			w.say(way.name+", path", w.db.QueryRow("SHOW search_path").Scan(&path), path)
+		case <-time.After(100 * time.Millisecond):
+			w.say(way.name+", close", text("waits"))
+			w.see.Exec("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()")
+		}
+	}
+
+	// A context that ends, in all the places where rows and transactions may be.
+	ctx, cancel := context.WithCancel(w.Context())
+	rows, err := w.db.QueryContext(ctx, "SELECT generate_series(1, 1000000)")
+	must(w, err)
+	rows.Next()
+	cancel()
+	for rows.Next() {
+	}
+	w.say("rows under an ended context", text(traits(rows.Err())), rows.Close())
+	ctx = w.Context()
+	works("rows under an ended context")
+
+	w.db.SetConnMaxLifetime(time.Nanosecond)
+	fill(2)
+	w.stats("lifetime over")
+	works("lifetime over")
+	w.db.SetConnMaxLifetime(0)
+	w.db.SetMaxIdleConns(-1)
+	w.stats("no idle ones")
+	works("no idle ones")
+}
+
+// limits is about waiting for a connection, and what a full pool does.
+func limits(w *witness) {
+	ctx := w.Context()
+	w.db.SetMaxOpenConns(2)
+	w.db.SetMaxIdleConns(2)
+	a, b := w.conn(), w.conn()
+	short, cancel := context.WithTimeout(ctx, 30*time.Millisecond)
+	defer cancel()
+	_, err := w.db.Conn(short)
+	w.say("full", err)
+	got := make(chan error)
+	go func() {
+		var n int
+		got <- w.db.QueryRowContext(ctx, "SELECT 1").Scan(&n)
+	}()
+	pgtest.Eventually(w, 5*time.Second, "it waits", func() bool { return w.db.Stats().WaitCount == 2 })
+	// What comes back dirty is clean for the waiter.
+	_, err = a.ExecContext(ctx, "SELECT pg_advisory_lock(1), pg_advisory_unlock(1)")
+	must(w, err)
+	w.say("close", a.Close())
+	w.say("waiter", <-got)
+	w.say("close", b.Close())
+	w.stats("two")
+	// A waiter for one that comes back broken gets a new one.
+	a, b = w.conn(), w.conn()
+	go func() {
+		var n int
+		got <- w.db.QueryRowContext(ctx, "SELECT 1").Scan(&n)
+	}()
+	pgtest.Eventually(w, 5*time.Second, "it waits", func() bool { return w.db.Stats().WaitCount == 3 })
+	w.say("bad", a.Raw(func(any) error { return driver.ErrBadConn }))
+	w.say("waiter", <-got)
+	w.say("close", b.Close())
+	w.stats("one new")
+	s := w.db.Stats()
+	w.say("waited", s.WaitCount, s.MaxOpenConnections)
+	// Closed while in use.
+	a = w.conn()
+	w.say("close the pool", w.db.Close())
+	w.say("still works", broken(a.PingContext(ctx)))
+	w.say("close", a.Close())
+	w.say("pool", fmt.Sprint(w.db.Stats().OpenConnections))
+}
