@@ -268,6 +268,51 @@ func TestListenOfAProxy(t *testing.T) {
 	}
 }
 
+// Notifications that get lost, or come from elsewhere, prove nothing either.
+func TestNotificationsMeddledWith(t *testing.T) {
+	s := pgtest.Shared(t)
+	dsn := s.DSN(s.NewDB(t))
+	for _, tt := range []struct {
+		name     string
+		meddle   func(w *wire)
+		evidence string
+	}{
+		{"lost", func(w *wire) {
+			w.fromClient = func(m pgproto3.FrontendMessage) {
+				if q, ok := m.(*pgproto3.Query); ok {
+					q.String = regexp.MustCompile(` NOTIFY \w+;`).ReplaceAllString(q.String, "")
+				}
+				w.toServer(m)
+			}
+		}, "did not come back to its sender"},
+		{"from elsewhere", func(w *wire) {
+			var own uint32
+			w.fromServer = func(m pgproto3.BackendMessage) {
+				switch m := m.(type) {
+				case *pgproto3.BackendKeyData:
+					own = m.ProcessID
+				case *pgproto3.NotificationResponse:
+					if m.PID != own {
+						m.PID = fakePID
+					}
+				}
+				w.toClient(m)
+			}
+		}, "came from"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			v := mustBe(t, Unknown, proxy(t, dsn, func(n int, w *wire) string {
+				tt.meddle(w)
+				w.greets(fakePID + uint32(n))
+				return ""
+			}))
+			if !strings.Contains(v.Evidence, tt.evidence) {
+				t.Errorf("the evidence is %q", v.Evidence)
+			}
+		})
+	}
+}
+
 // listenFor listens to a channel on a connection of its own, until the test ends.
 func listenFor(tb testing.TB, dsn, channel string, heard func(*pgconn.Notification)) {
 	config, err := pgconn.ParseConfig(dsn)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -212,13 +213,13 @@ func TestInterrupted(t *testing.T) {
 				first := ask(t, connect(t, behind))
 				for nth := int64(1); ; nth += tt.step {
 					ctx, cancel := context.WithCancel(t.Context())
-					var canceled time.Time
+					var canceled atomic.Int64
 					through, struck := strikeAt(t, behind, nth, func(w *wire) {
 						switch tt.name {
 						case "broken":
 							w.hangUp()
 						case "canceled":
-							canceled = time.Now()
+							canceled.Store(time.Now().UnixNano())
 							cancel()
 						}
 					})
@@ -240,7 +241,7 @@ func TestInterrupted(t *testing.T) {
 					if v.Mode == Unknown && tt.name == "canceled" && !strings.Contains(v.Evidence, "context canceled") {
 						t.Errorf("message %d: the evidence is %q", nth, v.Evidence)
 					}
-					if took := end.Sub(canceled); tt.name == "canceled" && took > time.Second {
+					if took := end.Sub(time.Unix(0, canceled.Load())); tt.name == "canceled" && took > time.Second {
 						t.Errorf("message %d: it went on for %s", nth, took)
 					}
 				}
@@ -256,5 +257,52 @@ func TestContextEndedBefore(t *testing.T) {
 	v := Probe(ctx, First{BackendPID: 1}, dialer("postgres://nobody@127.0.0.1:1/none"))
 	if v.Mode != Unknown || !strings.Contains(v.Evidence, "enough") {
 		t.Errorf("the verdict is %q: %s", v.Mode, v.Evidence)
+	}
+}
+
+// C's backend is stopped when B notifies. A session's own backend tells late, but it does.
+func TestBackendStops(t *testing.T) {
+	s := pgtest.Shared(t)
+	if s.External() {
+		t.Skip("the backends must be of this machine")
+	}
+	db := s.NewDB(t)
+	for _, tt := range []struct {
+		name string
+		wake bool
+		want Mode
+	}{{"for a while", true, Session}, {"for good", false, Unknown}} {
+		t.Run(tt.name, func(t *testing.T) {
+			var mu sync.Mutex
+			var c int // the pid of C's backend
+			var stop sync.Once
+			mustBe(t, tt.want, proxy(t, s.DSN(db), func(n int, w *wire) string {
+				w.fromServer = func(m pgproto3.BackendMessage) {
+					if key, ok := m.(*pgproto3.BackendKeyData); ok {
+						if n == 1 { // the caller's is 0, B's 2
+							mu.Lock()
+							c = int(key.ProcessID)
+							mu.Unlock()
+						}
+						key.ProcessID = fakePID
+					}
+					w.toClient(m)
+				}
+				w.fromClient = func(m pgproto3.FrontendMessage) {
+					if q, ok := m.(*pgproto3.Query); ok && strings.Contains(q.String, "NOTIFY") {
+						stop.Do(func() {
+							mu.Lock()
+							defer mu.Unlock()
+							thaw := pgtest.Freeze(t, c)
+							if tt.wake {
+								time.AfterFunc(firstWindow+50*time.Millisecond, thaw)
+							}
+						})
+					}
+					w.toServer(m)
+				}
+				return ""
+			}))
+		})
 	}
 }
