@@ -1,6 +1,6 @@
 FUZZTIME ?= 60s
 
-.PHONY: help setup demo test check fuzz test-matrix test-pgx
+.PHONY: help setup demo test check lint fuzz test-matrix test-pgx
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -15,10 +15,9 @@ test: setup ## all tests, against real servers
 	go test -race ./...
 	if [ -d integration ]; then cd integration && go test ./...; fi
 
-check: lint test ## all that a change has to pass
+check: lint test ## lint and test: what a change has to pass
 
-.PHONY: lint
-lint:
+lint: ## gofmt, go vet for three systems, staticcheck
 	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "gofmt -w $$unformatted"; exit 1; }
 	GOOS=linux go vet ./...
 	GOOS=darwin go vet ./...

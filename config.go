@@ -77,6 +77,7 @@ type settings struct {
 	functions    []string
 	poolMode     PoolMode
 	keyArguments bool
+	maxWait      time.Duration
 
 	afterConnect   func(context.Context, *pgx.Conn) error
 	handler        func(context.Context, Event)
@@ -111,6 +112,13 @@ func WithFunctions(names ...string) Option { return func(s *settings) { s.functi
 // of finding it out. Default PoolAuto. PoolSession is for proxies that pin a
 // connection which holds a session lock.
 func WithPoolMode(m PoolMode) Option { return func(s *settings) { s.poolMode = m } }
+
+// WithMaxWait bounds how long a plain statement waits for advisory locks, by the
+// server's lock_timeout, for that statement only: a tighter lock_timeout of the
+// program's own stays, and the old value is back afterwards. The error is
+// PostgreSQL's 55P03, wrapped. Default 0, no bound; otherwise at least a
+// millisecond. It costs two round trips a waiting lock.
+func WithMaxWait(d time.Duration) Option { return func(s *settings) { s.maxWait = d } }
 
 // WithKeyArguments shows the argument values of a key that is an expression,
 // hashtext('refunds') instead of hashtext($1), in events, logs and spans. Default
@@ -179,6 +187,13 @@ var settingTable = []setting{
 	{"pool_mode", strings.Join(poolModes[:], ", "), func(s *settings, v string) error {
 		return choose(&s.poolMode, v, poolModes[:]...)
 	}},
+	{"max_wait", "0, or a duration of at least 1ms such as 30s", func(s *settings, v string) (err error) {
+		s.maxWait, err = time.ParseDuration(v)
+		if err == nil && !validWait(s.maxWait) {
+			err = errInvalid
+		}
+		return err
+	}},
 	{"key_arguments", "off, on", func(s *settings, v string) error {
 		return chooseBool(&s.keyArguments, v)
 	}},
@@ -195,6 +210,12 @@ func choose[T ~uint8](dest *T, v string, values ...string) error {
 	}
 	*dest = T(i)
 	return nil
+}
+
+// validWait reports whether the server can be told to wait so long: its
+// timeouts are milliseconds in an int4.
+func validWait(d time.Duration) bool {
+	return d == 0 || d >= time.Millisecond && d.Milliseconds() <= 1<<31-1
 }
 
 func chooseBool(dest *bool, v string) error {
@@ -264,6 +285,8 @@ func (s *settings) check() error {
 		return bad("WithResetWhen", uint8(s.resetWhen))
 	case s.resetTimeout <= 0:
 		return bad("WithResetTimeout", s.resetTimeout)
+	case !validWait(s.maxWait):
+		return bad("WithMaxWait", s.maxWait)
 	case s.poolMode > PoolUnknown:
 		return bad("WithPoolMode", uint8(s.poolMode))
 	}

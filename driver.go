@@ -96,6 +96,7 @@ type Connector struct {
 	tracer     trace.Tracer
 
 	roads        roads
+	orders       orderGraph
 	saidUnproven atomic.Bool  // of a driver that is not pgx's, unproven-pooling is said once
 	reports      atomic.Int64 // when pg_locks was last read for a report, in Unix nanoseconds
 
@@ -458,6 +459,7 @@ func (c *Conn) transactionEnded() {
 	c.inTx = false
 	if c.armed {
 		c.ledger.EndTransaction()
+		_ = c.settleDoubts(context.Background()) // of an earlier statement
 		c.rearm()
 	}
 }

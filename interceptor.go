@@ -134,6 +134,12 @@ func (c *Conn) run(ctx context.Context, st *locksql.Statement, args []driver.Nam
 		return nil, err
 	}
 
+	limit, err := c.limitWait(ctx, attempts)
+	if err != nil {
+		span.fail(err)
+		return nil, err
+	}
+
 	// Before the send: from here on the server may have granted it, whatever
 	// happens to the answer (55P03 and 57014 race with the grant).
 	c.ledger.Send(attempts)
@@ -146,8 +152,12 @@ func (c *Conn) run(ctx context.Context, st *locksql.Statement, args []driver.Nam
 		read = readAll(rows)
 		err = read.failure()
 	}
+	if ended := limit.done(ctx, err); ended != err {
+		err, read = ended, nil
+	}
 	if notRun(err) {
 		c.ledger.Unsent()
+		c.mourn(ctx, err)
 		if errors.Is(err, driver.ErrSkip) {
 			return nil, err // database/sql asks in another way; the span is dropped
 		}
@@ -155,8 +165,18 @@ func (c *Conn) run(ctx context.Context, st *locksql.Statement, args []driver.Nam
 		return given(read, err)
 	}
 	answers := c.answers(attempts, read, err)
+	for i := range attempts {
+		attempts[i].Origin.err = err
+	}
 	c.ledger.Settle(attempts, answers, c.inTransaction())
 	span.end(attempts, answers, err)
+	if err != nil {
+		c.mourn(ctx, err)
+		if objection := c.settleDoubts(ctx); objection != nil {
+			return nil, objection
+		}
+		return given(read, err)
+	}
 	if objection := c.judgeAnswers(ctx, attempts, answers, caller); objection != nil {
 		if read != nil {
 			_ = read.Close() // the row was read; the objection is what the caller gets
@@ -332,6 +352,7 @@ func answerOf(f locksql.Func, v driver.Value) ledger.Answer {
 func (c *Conn) admit(ctx context.Context, e evidence, caller Caller) error {
 	e.autocommit = c.pgx != nil && !c.inTransaction()
 	e.isolation = c.isolation
+	e.unbounded = c.unboundedWait(ctx)
 	locks := make([]Lock, len(e.attempts))
 	for i, at := range e.attempts {
 		locks[i] = attemptedLock(at)
@@ -341,8 +362,8 @@ func (c *Conn) admit(ctx context.Context, e evidence, caller Caller) error {
 			return err
 		}
 	}
-	if !e.statement.Session {
-		return nil
+	if err := c.admitOrder(ctx, e.attempts, caller); err != nil || !e.statement.Session {
+		return err
 	}
 	return c.admitRoad(ctx, locks, caller)
 }
@@ -420,8 +441,12 @@ func (c *Conn) opaque(ctx context.Context, st *locksql.Statement, send func() er
 		c.ledger.After(st.Steps)
 		c.followTransaction(st.Steps)
 	}
+	if err != nil {
+		c.mourn(ctx, err)
+	}
 	if c.armed && c.settled() && !c.inTransaction() {
 		c.ledger.EndTransaction()
+		_ = c.settleDoubts(ctx) // of an earlier statement: this one is not to blame
 	}
 	return err
 }

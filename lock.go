@@ -139,6 +139,7 @@ func (c Caller) String() string {
 type origin struct {
 	since  time.Time
 	caller Caller
+	err    error // how the attempt ended, when that left a doubt
 }
 
 func publicLock(l ledger.Lock[origin]) Lock {

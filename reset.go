@@ -18,6 +18,8 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
+
 	"github.com/pgadvlock/pgadvlock/internal/ledger"
 	"github.com/pgadvlock/pgadvlock/internal/locksql"
 )
@@ -91,18 +93,20 @@ func (c *Conn) giveBack() (keep bool) {
 	}()
 	defer c.rearm()
 
-	state := c.ledger.State()
-	always := c.connector.settings.resetWhen == ResetAlways
-	usable := c.idle()
+	c.mourn(ctx, nil)
 	if c.gone() {
 		return false
 	}
+	_ = c.settleDoubts(ctx) // of an earlier statement
+	state := c.ledger.State()
+	always := c.connector.settings.resetWhen == ResetAlways
+	usable := c.idle()
 	if state == ledger.Clean && !always {
 		// Transaction locks are no reason to do anything: they end with the
 		// transaction, and with the connection if that is still open.
 		return usable && c.innerValid()
 	}
-	if c.connector.discipline.observing() || c.connector.settings.reset == ResetOff {
+	if c.observes() {
 		c.observe(ctx, state)
 		return usable && c.innerValid()
 	}
@@ -253,8 +257,8 @@ func (c *Conn) send(ctx context.Context, sql string) error {
 	return err
 }
 
-// query is send for SQL whose first statement returns rows; they are not nil
-// when err is.
+// query is send for SQL in which one statement returns rows that matter, the
+// first one that returns any; they are not nil when err is.
 func (c *Conn) query(ctx context.Context, sql string) (found [][]string, err error) {
 	found = [][]string{}
 	if c.pgx != nil {
@@ -262,7 +266,11 @@ func (c *Conn) query(ctx context.Context, sql string) (found [][]string, err err
 		if err != nil {
 			return nil, err
 		}
-		for _, row := range results[0].Rows {
+		i := slices.IndexFunc(results, func(r *pgconn.Result) bool { return len(r.FieldDescriptions) > 0 })
+		if i < 0 {
+			return found, nil
+		}
+		for _, row := range results[i].Rows {
 			text := make([]string, len(row))
 			for i, v := range row {
 				text[i] = string(v)
@@ -324,10 +332,7 @@ func (c *Conn) explain(rows [][]string) []Lock {
 	locks := make([]Lock, len(rows))
 	var left []int
 	for i, row := range rows {
-		locks[i].Key = keyOfRow(row)
-		if row[3] == "ShareLock" {
-			locks[i].Mode = ShareLock
-		}
+		locks[i] = lockOfRow(row)
 		if l, ok := take(func(l Lock) bool { return l.Key == locks[i].Key && l.Mode == locks[i].Mode }); ok {
 			locks[i] = l
 		} else {
@@ -349,15 +354,20 @@ func (c *Conn) explain(rows [][]string) []Lock {
 	return locks
 }
 
-// keyOfRow reads classid, objid and objsubid as the manual's description of
-// pg_locks says: objsubid 1 is a bigint in two halves, 2 is two ints.
-func keyOfRow(row []string) Key {
+// lockOfRow reads classid, objid, objsubid and mode as the manual's description
+// of pg_locks says: objsubid 1 is a bigint in two halves, 2 is two ints.
+func lockOfRow(row []string) (l Lock) {
 	high, _ := strconv.ParseUint(row[0], 10, 32) // oid columns: always in range
 	low, _ := strconv.ParseUint(row[1], 10, 32)
+	key := locksql.Key{Kind: locksql.KeyNumber, Bigint: int64(high<<32 | low)}
 	if row[2] == "2" {
-		return publicKey(locksql.Key{Space: locksql.Pair, Kind: locksql.KeyNumber, Pair: [2]int32{int32(high), int32(low)}})
+		key = locksql.Key{Space: locksql.Pair, Kind: locksql.KeyNumber, Pair: [2]int32{int32(high), int32(low)}}
 	}
-	return publicKey(locksql.Key{Space: locksql.Bigint, Kind: locksql.KeyNumber, Bigint: int64(high<<32 | low)})
+	l.Key = publicKey(key)
+	if row[3] == "ShareLock" {
+		l.Mode = ShareLock
+	}
+	return l
 }
 
 // report is object for a rule that has nobody to refuse.
@@ -370,6 +380,11 @@ func (c *Connector) mayReadLocks() bool {
 	now := time.Now().UnixNano()
 	last := c.reports.Load()
 	return (last == 0 || now-last >= int64(reportEvery)) && c.reports.CompareAndSwap(last, now)
+}
+
+// observes reports whether nothing may be released.
+func (c *Conn) observes() bool {
+	return c.connector.settings.reset == ResetOff || c.connector.discipline.observing()
 }
 
 func (c *Conn) gone() bool { return c.pgx != nil && c.pgx.IsClosed() }
@@ -385,12 +400,18 @@ func (c *Conn) giveUp(ctx context.Context) {
 	if c.pgx != nil {
 		_ = c.pgx.Close(ctx) // there is no other way to end it, and nobody to tell
 	}
+	c.ledger.Returned()
 }
 
-// abandon is giveUp for a connection that database/sql closes without having
-// asked IsValid, as after a panic in Raw.
+// abandon ends a connection that database/sql closes while its ledger is not
+// clean: because IsValid was not asked, as after a panic in Raw, or because
+// nothing may be released.
 func (c *Conn) abandon() {
-	if c.gone() || c.ledger.State() == ledger.Clean || c.connector.settings.reset == ResetOff || c.connector.discipline.observing() {
+	if c.ledger.State() == ledger.Clean {
+		return
+	}
+	c.lose(context.Background(), errors.New("the connection was closed"))
+	if c.observes() {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), c.connector.settings.resetTimeout)

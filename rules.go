@@ -44,6 +44,15 @@ const (
 	// key, mode or key space, or because another connection holds the lock.
 	// At LevelError the statement returns a *RuleError after the fact.
 	RuleUnlockNotHeld Rule = "unlock-not-held"
+	// RuleGrantedAfterError: the caller got an error, such as a lock_timeout,
+	// and the session got the lock all the same. It is released at once unless
+	// it was held before. At LevelError a *RuleError is returned, with the
+	// server's error in it.
+	RuleGrantedAfterError Rule = "granted-after-error"
+	// RuleLostLock: the connection broke or was closed while it held session
+	// locks, which is told at its next use or at its end. At LevelError it acts
+	// as at LevelWarn.
+	RuleLostLock Rule = "lost-lock"
 	// RuleXactLockAutocommit: a transaction lock outside a transaction, which
 	// is released before the call returns. Not judged for the try forms, which
 	// ask a legitimate question.
@@ -51,6 +60,9 @@ const (
 	// RuleSnapshotBeforeLock: a wait for a transaction lock under REPEATABLE
 	// READ. What is read after it is read from the snapshot taken before it.
 	RuleSnapshotBeforeLock Rule = "snapshot-before-lock"
+	// RuleLockOrder: two keys are waited for in opposite orders, or a share lock
+	// is upgraded to an exclusive one: a deadlock, found without one.
+	RuleLockOrder Rule = "lock-order"
 	// RuleLockPerRow: a lock function is evaluated for the rows of a table, so
 	// that it may lock for rows which LIMIT or WHERE drops.
 	RuleLockPerRow Rule = "lock-per-row"
@@ -58,6 +70,8 @@ const (
 	// does not forward driver.Validator, so that locks are released only when
 	// the connection is handed out again. At LevelError it acts as at LevelWarn.
 	RuleReturnHookHidden Rule = "return-hook-hidden"
+	// RuleUnboundedWait: a wait that neither the context nor [WithMaxWait] ends.
+	RuleUnboundedWait Rule = "unbounded-wait"
 	// RuleWeakKey: a key made by the 32-bit hashtext(). Of 77,000 different
 	// names two have the same key with even odds.
 	RuleWeakKey Rule = "weak-key"
@@ -126,18 +140,30 @@ var ruleTable = []ruleRow{
 	{RuleUnlockNotHeld, LevelWarn, LevelError,
 		"was to be unlocked, but this session does not hold it",
 		"lock and unlock on one *sql.Conn, with the same key, key space and mode"},
+	{RuleGrantedAfterError, LevelWarn, LevelError,
+		"was granted although the statement failed",
+		"nothing has to be done: it was released"},
+	{RuleLostLock, LevelWarn, LevelWarn,
+		"was lost with its connection",
+		"check at the end of the work that the connection is alive, or guard the work's effect in the database"},
 	{RuleXactLockAutocommit, LevelWarn, LevelError,
 		"was taken outside a transaction, so it was released before the call returned",
 		"take it on a *sql.Tx, and do the work in that transaction"},
 	{RuleSnapshotBeforeLock, LevelWarn, LevelError,
 		"was waited for under REPEATABLE READ: what the transaction reads now is from before the wait",
 		"use READ COMMITTED, or take a session lock before the transaction begins"},
+	{RuleLockOrder, LevelWarn, LevelError,
+		"", // see orders
+		"take the keys in one order everywhere, smallest first, or take one lock that covers both"},
 	{RuleLockPerRow, LevelWarn, LevelError,
 		"is evaluated for the rows of a table, so rows that LIMIT or WHERE drops may be locked too",
 		"choose the rows in a subquery first (SELECT pg_advisory_lock(id) FROM (SELECT id ... LIMIT n OFFSET 0) AS chosen), or lock one key at a time"},
 	{RuleReturnHookHidden, LevelWarn, LevelWarn,
 		"was held until now: the connection was handed out again without having been cleaned at its return",
 		"put pgadvlock outside the other driver wrapper, or use a wrapper that forwards driver.Validator"},
+	{RuleUnboundedWait, LevelOff, LevelWarn,
+		"is waited for without an end",
+		"use a context with a deadline, or set pgadvlock_max_wait"},
 	{RuleWeakKey, LevelOff, LevelWarn,
 		"has a key of 32 bits: of 77,000 different names two collide with even odds",
 		"use hashtextextended(name, 0)"},
@@ -169,6 +195,9 @@ func ruleNames() []string {
 
 // sentence says what was found, in one clause without the caller.
 func (e Event) sentence() string {
+	if e.Rule == RuleLockOrder {
+		return e.orders()
+	}
 	locks := e.Locks
 	if e.Rule == RuleUnlockNotHeld && len(locks) > 1 {
 		locks = locks[:1]
@@ -184,6 +213,19 @@ func (e Event) sentence() string {
 	return s
 }
 
+// orders is the sentence of RuleLockOrder.
+func (e Event) orders() string {
+	order := func(held, wanted Lock) string {
+		return fmt.Sprintf("%s lock %s is waited for while %s lock %s is held", wanted.Mode, wanted.Key, held.Mode, held.Key)
+	}
+	now := order(e.Locks[0], e.Locks[1])
+	if len(e.Locks) < 4 {
+		return now + ": two sessions that do this wait for each other"
+	}
+	return fmt.Sprintf("%s (taken at %s), and elsewhere %s (at %s, taken at %s): two sessions can wait for each other",
+		now, e.Locks[0].Caller, order(e.Locks[2], e.Locks[3]), e.Locks[3].Caller, e.Locks[2].Caller)
+}
+
 // evidence is what is known of a statement before it is sent.
 type evidence struct {
 	statement  *locksql.Statement
@@ -191,6 +233,7 @@ type evidence struct {
 	pooled     bool                     // a method of *sql.DB is on the stack
 	autocommit bool                     // no transaction is open, for certain
 	isolation  string                   // of the open transaction, "" when not known
+	unbounded  bool                     // nothing ends a wait
 }
 
 // judge names the rules that the text and the call offend. Where it is not
@@ -210,6 +253,10 @@ func (e evidence) judge() (offended []Rule) {
 			offended = append(offended, RuleSnapshotBeforeLock)
 		}
 		break
+	}
+	waits := func(at ledger.Attempt[origin]) bool { return at.Func.Blocking() }
+	if e.unbounded && slices.ContainsFunc(e.attempts, waits) {
+		offended = append(offended, RuleUnboundedWait)
 	}
 	if e.statement.PerRow {
 		offended = append(offended, RuleLockPerRow)

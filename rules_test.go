@@ -95,6 +95,22 @@ var wrongs = []wrong{
 		return onOne("SELECT id FROM items WHERE pg_try_advisory_lock(7, id) AND id % 5 = 0 ORDER BY id LIMIT 2")(t, db)
 	}},
 	{"leak", pgadvlock.RuleLeakedSessionLock, pgadvlock.LevelWarn, "42", onOne("SELECT pg_advisory_lock(42)")},
+	{"opposite orders", pgadvlock.RuleLockOrder, pgadvlock.LevelWarn, "2", func(t *testing.T, db *sql.DB) error {
+		must(t, onOne("SELECT pg_advisory_lock(1)", "SELECT pg_advisory_lock(2)", "SELECT pg_advisory_unlock_all()")(t, db))
+		return onOne("SELECT pg_advisory_lock(2)", "SELECT pg_advisory_lock(1)", "SELECT pg_advisory_unlock_all()")(t, db)
+	}},
+	{"opposite orders in one statement each", pgadvlock.RuleLockOrder, pgadvlock.LevelWarn, "(0, 2)", func(t *testing.T, db *sql.DB) error {
+		must(t, inTx(nil, "SELECT pg_advisory_xact_lock(0, 1), pg_advisory_xact_lock(0, 2)")(t, db))
+		return inTx(nil, "SELECT pg_advisory_xact_lock(0, 2), pg_advisory_xact_lock(0, 1)")(t, db)
+	}},
+	{"upgrade", pgadvlock.RuleLockOrder, pgadvlock.LevelWarn, "42", inTx(nil, "SELECT pg_advisory_xact_lock_shared(42)", "SELECT pg_advisory_xact_lock(42)")},
+	{"wait without an end", pgadvlock.RuleUnboundedWait, pgadvlock.LevelOff, "42", func(t *testing.T, db *sql.DB) error {
+		conn := mustConn(t, db)
+		defer conn.Close()
+		_, err := conn.ExecContext(context.Background(), "SELECT pg_advisory_lock(42)")
+		_, _ = conn.ExecContext(context.Background(), "SELECT pg_advisory_unlock_all()")
+		return err
+	}},
 	{"hashtext", pgadvlock.RuleWeakKey, pgadvlock.LevelOff, "hashtext('…')", inTx(nil, "SELECT pg_advisory_xact_lock(hashtext('refunds'))")},
 }
 
@@ -166,7 +182,11 @@ func TestRefusedStatementsDoNotReachTheServer(t *testing.T) {
 			if err := w.run(t, b.db); !errors.Is(err, w.rule) {
 				t.Fatalf("error %v", err)
 			}
-			if l := b.see.Locks(); len(l) > 0 {
+			l := b.see.Locks()
+			if w.rule == pgadvlock.RuleLockOrder { // the first of the two was taken
+				l = slices.DeleteFunc(l, func(l pgtest.Lock) bool { return l.Key == 2 })
+			}
+			if len(l) > 0 {
 				t.Errorf("locks %v", l)
 			}
 		})
@@ -198,7 +218,7 @@ func TestPresets(t *testing.T) {
 
 // strictLevel is what docs/rules.md promises of the preset strict.
 func strictLevel(r pgadvlock.Rule) pgadvlock.Level {
-	if r == pgadvlock.RuleLeakedSessionLock || r == pgadvlock.RuleWeakKey {
+	if r == pgadvlock.RuleLeakedSessionLock || r == pgadvlock.RuleWeakKey || r == pgadvlock.RuleUnboundedWait {
 		return pgadvlock.LevelWarn
 	}
 	return pgadvlock.LevelError
@@ -228,7 +248,7 @@ var right = []struct {
 	{"lock and unlock on one connection", onOne("SELECT pg_advisory_lock(42)", "SELECT 1", "SELECT pg_advisory_unlock(42)")},
 	{"re-entrant, unlocked as often", onOne("SELECT pg_advisory_lock(42)", "SELECT pg_advisory_lock(42)", "SELECT pg_advisory_unlock(42)", "SELECT pg_advisory_unlock(42)")},
 	{"unlock all", onOne("SELECT pg_advisory_lock(42), pg_advisory_lock(4, 2)", "SELECT pg_advisory_unlock_all()")},
-	{"both modes", onOne("SELECT pg_advisory_lock_shared(42)", "SELECT pg_advisory_lock(42)", "SELECT pg_advisory_unlock(42)", "SELECT pg_advisory_unlock_shared(42)")},
+	{"both modes", onOne("SELECT pg_advisory_lock(42)", "SELECT pg_advisory_lock_shared(42)", "SELECT pg_advisory_unlock(42)", "SELECT pg_advisory_unlock_shared(42)")},
 	{"transaction lock in a transaction", inTx(nil, "SELECT pg_advisory_xact_lock(42)")},
 	{"transaction lock by text", onOne("BEGIN", "SELECT pg_advisory_xact_lock(42)", "COMMIT")},
 	{"transaction lock under SERIALIZABLE", inTx(&sql.TxOptions{Isolation: sql.LevelSerializable}, "SELECT pg_advisory_xact_lock(42)")},
@@ -288,6 +308,26 @@ var right = []struct {
 			t.Errorf("locked %t, unlocked %t", locked, unlocked)
 		}
 		return nil
+	}},
+	{"one order everywhere", func(t *testing.T, db *sql.DB) error {
+		lock := onOne("SELECT pg_advisory_lock(1)", "SELECT pg_advisory_lock(2)", "SELECT pg_advisory_unlock_all()")
+		return errors.Join(lock(t, db), lock(t, db))
+	}},
+	{"opposite orders of share locks", func(t *testing.T, db *sql.DB) error {
+		return errors.Join(onOne("SELECT pg_advisory_lock_shared(1)", "SELECT pg_advisory_lock_shared(2)", "SELECT pg_advisory_unlock_all()")(t, db),
+			onOne("SELECT pg_advisory_lock_shared(2)", "SELECT pg_advisory_lock_shared(1)", "SELECT pg_advisory_unlock_all()")(t, db))
+	}},
+	{"opposite orders, one by try", func(t *testing.T, db *sql.DB) error {
+		return errors.Join(onOne("SELECT pg_advisory_lock(1)", "SELECT pg_advisory_lock(2)", "SELECT pg_advisory_unlock_all()")(t, db),
+			onOne("SELECT pg_advisory_lock(2)", "SELECT pg_try_advisory_lock(1)", "SELECT pg_advisory_unlock_all()")(t, db))
+	}},
+	{"opposite orders behind a gate", func(t *testing.T, db *sql.DB) error {
+		return errors.Join(inTx(nil, "SELECT pg_advisory_xact_lock(9)", "SELECT pg_advisory_xact_lock(1)", "SELECT pg_advisory_xact_lock(2)")(t, db),
+			inTx(nil, "SELECT pg_advisory_xact_lock(9)", "SELECT pg_advisory_xact_lock(2)", "SELECT pg_advisory_xact_lock(1)")(t, db))
+	}},
+	{"opposite orders, not held together", func(t *testing.T, db *sql.DB) error {
+		return errors.Join(onOne("SELECT pg_advisory_lock(1)", "SELECT pg_advisory_unlock(1)", "SELECT pg_advisory_lock(2)", "SELECT pg_advisory_unlock(2)")(t, db),
+			onOne("SELECT pg_advisory_lock(2)", "SELECT pg_advisory_unlock(2)", "SELECT pg_advisory_lock(1)", "SELECT pg_advisory_unlock(1)")(t, db))
 	}},
 	{"prepared on the pool, for a connection", func(t *testing.T, db *sql.DB) error {
 		stmt, err := db.PrepareContext(ctxFor(t), "SELECT pg_advisory_xact_lock($1)")

@@ -112,7 +112,7 @@ func (c *Conn) startWait(ctx context.Context, st *locksql.Statement, attempts []
 		l := attemptedLock(at)
 		blocking = blocking || at.Func.Blocking()
 		if at.Func != locksql.UnlockAll {
-			w.reentrant = w.reentrant || !at.Func.Release() && c.ledger.Count(at.Key, at.Func.Share()) > 0
+			w.reentrant = w.reentrant || !at.Func.Release() && c.ledger.Count(at) > 0
 			keys = append(keys, l.Key.String())
 			spaces = append(spaces, at.Key.Space.String())
 			modes = append(modes, l.Mode.String())

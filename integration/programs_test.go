@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -156,7 +157,11 @@ func (w *witness) columns(label string, rows *sql.Rows) {
 		length, hasLength := c.Length()
 		precision, scale, decimal := c.DecimalSize()
 		nullable, known := c.Nullable()
-		w.say(label+", type", c.Name(), c.DatabaseTypeName(), c.ScanType(), length, hasLength, precision, scale, decimal, nullable, known)
+		typeName := c.DatabaseTypeName()
+		if len(typeName) >= 5 && strings.Trim(typeName, "0123456789") == "" {
+			typeName = "oid" // pgx's name for a type that it does not know
+		}
+		w.say(label+", type", c.Name(), typeName, c.ScanType(), length, hasLength, precision, scale, decimal, nullable, known)
 	}
 }
 
@@ -512,25 +517,10 @@ func contexts(w *witness) {
 	w.stats("ended before")
 
 	// The context ends in the middle of a statement, in every way to send one.
-	ends := map[string]func() (context.Context, func()){
-		"cancel": func() (context.Context, func()) {
-			ctx, cancel := context.WithCancel(w.Context())
-			time.AfterFunc(40*time.Millisecond, cancel)
-			return ctx, cancel
-		},
-		"deadline": func() (context.Context, func()) {
-			return context.WithTimeout(w.Context(), 40*time.Millisecond)
-		},
-		"cause": func() (context.Context, func()) {
-			ctx, cancel := context.WithCancelCause(w.Context())
-			time.AfterFunc(40*time.Millisecond, func() { cancel(errors.New("own cause")) })
-			return ctx, func() { cancel(nil) }
-		},
-	}
 	stmt, err := w.db.PrepareContext(w.Context(), query)
 	must(w, err)
 	defer stmt.Close()
-	for _, end := range []string{"cancel", "deadline", "cause"} {
+	for _, end := range []error{context.Canceled, context.DeadlineExceeded} {
 		for _, way := range []struct {
 			name string
 			do   func(context.Context) error
@@ -540,24 +530,29 @@ func contexts(w *witness) {
 			{"prepared", func(ctx context.Context) error { return stmt.QueryRowContext(ctx).Scan(&n) }},
 			{"transaction", func(ctx context.Context) error {
 				tx, err := w.db.BeginTx(ctx, nil)
-				must(w, err)
+				if err != nil {
+					return err
+				}
 				_, err = tx.ExecContext(ctx, query)
 				_ = tx.Rollback()
 				return err
 			}},
 			{"statement in a transaction that lives on", func(ctx context.Context) error {
 				tx, err := w.db.BeginTx(w.Context(), nil)
-				must(w, err)
+				if err != nil {
+					return err
+				}
 				_, err = tx.ExecContext(ctx, query)
-				w.say("commit then", broken(tx.Commit()))
+				w.sayLost("commit then", tx.Commit())
 				return err
 			}},
 			{"wait for a lock", func(ctx context.Context) error {
-				w.see.Lock(5)
-				defer w.see.Unlock(5)
-				conn := w.conn()
+				conn, err := w.db.Conn(w.Context())
+				if err != nil {
+					return err
+				}
 				defer conn.Close()
-				_, err := conn.ExecContext(ctx, "SELECT pg_advisory_lock($1)", 5)
+				_, err = conn.ExecContext(ctx, "SELECT pg_advisory_lock($1)", 5)
 				return err
 			}},
 			{"rows", func(ctx context.Context) error {
@@ -571,12 +566,19 @@ func contexts(w *witness) {
 				return rows.Err()
 			}},
 		} {
-			ctx, cancel := ends[end]()
-			err := way.do(ctx)
-			cancel()
-			w.say(end+", "+way.name, text(strings.ReplaceAll(traits(err), " net timeout true", "")), err != nil)
-			w.say(end+", "+way.name+", then", w.db.QueryRowContext(w.Context(), "SELECT 1").Scan(&n), n)
-			w.stats(end + ", " + way.name)
+			w.see.Lock(5)
+			ctx := &endingContext{Context: w.Context(), done: make(chan struct{}), err: end}
+			result := make(chan error)
+			go func() { result <- way.do(ctx) }()
+			w.running()
+			ctx.end()
+			err := <-result
+			label := end.Error() + ", " + way.name
+			w.say(label, text(strings.ReplaceAll(traits(err), " net timeout true", "")), err != nil)
+			w.see.Unlock(5)
+			w.say(label+", then", w.db.QueryRowContext(w.Context(), "SELECT 1").Scan(&n), n)
+			w.stats(label)
+			w.held(label)
 		}
 	}
 
@@ -609,6 +611,40 @@ func contexts(w *witness) {
 	w.say("close", conn.Close())
 	w.held("limits")
 	w.stats("limits")
+}
+
+// endingContext is a context that ends when it is told to, as if by cancel or
+// by a deadline: a real deadline may pass before the statement is sent.
+type endingContext struct {
+	context.Context
+	done  chan struct{}
+	ended atomic.Bool
+	err   error
+}
+
+func (c *endingContext) Done() <-chan struct{} { return c.done }
+
+func (c *endingContext) Err() error {
+	if c.ended.Load() {
+		return c.err
+	}
+	return nil
+}
+
+func (c *endingContext) end() {
+	c.ended.Store(true)
+	close(c.done)
+}
+
+// running waits until the server works on the statement that is to be
+// interrupted.
+func (w *witness) running() {
+	w.Helper()
+	pgtest.Eventually(w, 10*time.Second, "the statement runs", func() (yes bool) {
+		must(w, w.see.Conn().QueryRow(w.Context(), `SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database()
+			AND pid <> pg_backend_pid() AND state = 'active' AND (wait_event IN ('PgSleep', 'advisory') OR query LIKE '%generate_series%')`).Scan(&yes))
+		return yes
+	})
 }
 
 func transactions(w *witness) {
@@ -661,10 +697,12 @@ func transactions(w *witness) {
 		w.result("conn "+query, result, err)
 		w.held("conn " + query)
 	}
-	_, err = conn.BeginTx(w.Context(), nil)
+	ctx, cancel := context.WithCancel(w.Context())
+	_, err = conn.BeginTx(ctx, nil)
 	w.say("begin", err)
 	_, err = conn.ExecContext(w.Context(), "SELECT 1")
 	w.say("beside it", err)
+	time.AfterFunc(30*time.Millisecond, cancel) // Close waits for the transaction
 	w.say("close with a transaction open", conn.Close())
 
 	tx, err = w.db.Begin()
@@ -729,8 +767,7 @@ func statements(w *witness) {
 	wg.Wait()
 	w.say("at once", sums)
 	// Its connections are gone: it is prepared again.
-	w.see.Exec("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()")
-	w.gone()
+	w.kill()
 	var n int
 	_ = w.db.QueryRow("SELECT 1").Scan(&n) // one connection may have to be found dead
 	for range 4 {
@@ -784,16 +821,6 @@ func statements(w *witness) {
 		count("closed")
 		must(w, other.Close())
 	}
-}
-
-// gone waits until only the observer is connected.
-func (w *witness) gone() {
-	w.Helper()
-	pgtest.Eventually(w, 5*time.Second, "the connections are gone", func() bool {
-		var n int
-		must(w, w.see.Conn().QueryRow(w.Context(), "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()").Scan(&n))
-		return n == 0
-	})
 }
 
 func large(w *witness) {

@@ -65,13 +65,15 @@ const (
 type Ledger[Origin any] struct {
 	mu sync.Mutex // guards all below
 
-	session account[Origin]
-	xact    account[Origin]
-	marks   []savepoint
-	trail   []id // transaction locks in the order taken, for ROLLBACK TO
+	lines          map[id]*line[Origin]
+	oldest, newest *line[Origin] // the lines in the order of their first acquire
+	xacts          int           // lines of transaction locks
+	marks          []savepoint
+	trail          []id // transaction locks in the order taken, for ROLLBACK TO
 
 	pending bool // sent, not answered yet
 	waiting []Attempt[Origin]
+	doubts  []Attempt[Origin] // ended in an error, perhaps granted all the same
 	tainted bool
 	escaped bool
 
@@ -81,8 +83,15 @@ type Ledger[Origin any] struct {
 
 // id is what makes two acquires the same line.
 type id struct {
-	key   locksql.Key
-	share bool
+	key         locksql.Key
+	share, xact bool
+}
+
+func (at Attempt[O]) id() id { return id{at.Key, at.Func.Share(), !at.Func.Session()} }
+
+type line[Origin any] struct {
+	Lock[Origin]
+	older, newer *line[Origin]
 }
 
 type savepoint struct {
@@ -90,62 +99,67 @@ type savepoint struct {
 	taken int // length of the trail when it was set
 }
 
-// account is a set of locks that remembers the order of the first acquires.
-type account[Origin any] struct {
-	locks map[id]*line[Origin]
-	last  uint64
-}
-
-type line[Origin any] struct {
-	Lock[Origin]
-	seq uint64
-}
-
-func (a *account[O]) add(at Attempt[O]) {
-	k := id{at.Key, at.Func.Share()}
-	if l := a.locks[k]; l != nil {
-		l.Count++
+func (l *Ledger[O]) add(at Attempt[O]) {
+	k := at.id()
+	if old := l.lines[k]; old != nil {
+		old.Count++
 		return
 	}
-	if a.locks == nil {
-		a.locks = make(map[id]*line[O])
+	n := &line[O]{
+		Lock:  Lock[O]{Key: at.Key, Share: k.share, Xact: k.xact, Count: 1, Origin: at.Origin},
+		older: l.newest,
 	}
-	a.last++
-	a.locks[k] = &line[O]{
-		Lock: Lock[O]{Key: at.Key, Share: at.Func.Share(), Xact: !at.Func.Session(), Count: 1, Origin: at.Origin},
-		seq:  a.last,
+	if l.lines == nil {
+		l.lines = make(map[id]*line[O])
+	}
+	l.lines[k] = n
+	if l.newest == nil {
+		l.oldest = n
+	} else {
+		l.newest.newer = n
+	}
+	l.newest = n
+	if k.xact {
+		l.xacts++
 	}
 }
 
 // remove takes one count away; false when there is none.
-func (a *account[O]) remove(k id) bool {
-	l := a.locks[k]
-	if l == nil {
+func (l *Ledger[O]) remove(k id) bool {
+	n := l.lines[k]
+	if n == nil {
 		return false
 	}
-	if l.Count--; l.Count == 0 {
-		delete(a.locks, k)
+	if n.Count--; n.Count == 0 {
+		l.drop(k, n)
 	}
 	return true
 }
 
-// lines returns the locks, oldest first.
-func (a *account[O]) lines() []Lock[O] {
-	ordered := make([]*line[O], 0, len(a.locks))
-	for _, l := range a.locks {
-		ordered = append(ordered, l)
+func (l *Ledger[O]) drop(k id, n *line[O]) {
+	delete(l.lines, k)
+	if n.older == nil {
+		l.oldest = n.newer
+	} else {
+		n.older.newer = n.newer
 	}
-	slices.SortFunc(ordered, func(x, y *line[O]) int {
-		if x.seq < y.seq {
-			return -1
+	if n.newer == nil {
+		l.newest = n.older
+	} else {
+		n.newer.older = n.older
+	}
+	if k.xact {
+		l.xacts--
+	}
+}
+
+// dropAll drops the lines of one scope.
+func (l *Ledger[O]) dropAll(xact bool) {
+	for n := l.oldest; n != nil; n = n.newer {
+		if n.Xact == xact {
+			l.drop(id{n.Key, n.Share, n.Xact}, n)
 		}
-		return 1
-	})
-	locks := make([]Lock[O], len(ordered))
-	for i, l := range ordered {
-		locks[i] = l.Lock
 	}
-	return locks
 }
 
 // State returns how far the ledger can be trusted now.
@@ -157,11 +171,11 @@ func (l *Ledger[O]) State() State {
 
 func (l *Ledger[O]) state() State {
 	switch {
-	case l.tainted || l.pending:
+	case l.tainted || l.pending || len(l.doubts) > 0:
 		return Tainted
 	case l.escaped:
 		return Escaped
-	case len(l.session.locks) > 0:
+	case len(l.lines) > l.xacts:
 		return Exact
 	}
 	return Clean
@@ -173,11 +187,10 @@ func (l *Ledger[O]) state() State {
 func (l *Ledger[O]) Armed() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.state() != Clean || len(l.xact.locks) > 0 || len(l.prepared) > 0 || l.cursor
+	return l.state() != Clean || l.xacts > 0 || len(l.prepared) > 0 || l.cursor
 }
 
-// Held returns the locks in the ledger, oldest first, session locks before
-// transaction locks.
+// Held returns the locks in the ledger, oldest first.
 func (l *Ledger[O]) Held() []Lock[O] {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -185,7 +198,24 @@ func (l *Ledger[O]) Held() []Lock[O] {
 }
 
 func (l *Ledger[O]) held() []Lock[O] {
-	return append(l.session.lines(), l.xact.lines()...)
+	var locks []Lock[O]
+	for n := l.oldest; n != nil; n = n.newer {
+		locks = append(locks, n.Lock)
+	}
+	return locks
+}
+
+// Recent returns at most n of the locks in the ledger, those taken last,
+// oldest first.
+func (l *Ledger[O]) Recent(n int) []Lock[O] {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var locks []Lock[O]
+	for r := l.newest; r != nil && len(locks) < n; r = r.older {
+		locks = append(locks, r.Lock)
+	}
+	slices.Reverse(locks)
+	return locks
 }
 
 // Snapshot returns the state, what is held and what is waited for, as they
@@ -196,13 +226,13 @@ func (l *Ledger[O]) Snapshot() (State, []Lock[O], []Attempt[O]) {
 	return l.state(), l.held(), slices.Clone(l.waiting)
 }
 
-// Count returns how often the session lock of that key and mode is held, as
+// Count returns how often the lock that an attempt is for is held already, as
 // far as the ledger knows.
-func (l *Ledger[O]) Count(key locksql.Key, share bool) int {
+func (l *Ledger[O]) Count(at Attempt[O]) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if line := l.session.locks[id{key, share}]; line != nil {
-		return line.Count
+	if n := l.lines[at.id()]; n != nil {
+		return n.Count
 	}
 	return 0
 }
@@ -237,25 +267,25 @@ func (l *Ledger[O]) Settle(attempts []Attempt[O], answers []Answer, inTransactio
 	defer l.mu.Unlock()
 	l.pending, l.waiting = false, nil
 	for i, at := range attempts {
-		l.settle(at, answers[i], inTransaction)
+		l.settle(at, answers[i], inTransaction, len(attempts) == 1)
 	}
 	if !inTransaction {
 		l.endTransaction()
 	}
 }
 
-func (l *Ledger[O]) settle(at Attempt[O], answer Answer, inTransaction bool) {
+func (l *Ledger[O]) settle(at Attempt[O], answer Answer, inTransaction, alone bool) {
 	f := at.Func
 	switch {
 	case answer == Unknown:
-		l.tainted = l.tainted || f.Session()
+		l.doubt(at, alone)
 	case f == locksql.UnlockAll:
 		l.releasedAll()
 	case f.Release():
 		// A release that contradicts the account: the account is wrong, for
 		// instance because one key was spelled in two ways.
-		known := l.session.locks[id{at.Key, f.Share()}] != nil
-		if answer == Yes && !l.session.remove(id{at.Key, f.Share()}) || answer == No && known {
+		known := l.lines[at.id()] != nil
+		if answer == Yes && !l.remove(at.id()) || answer == No && known {
 			l.tainted = true
 		}
 	case answer != Yes:
@@ -263,17 +293,51 @@ func (l *Ledger[O]) settle(at Attempt[O], answer Answer, inTransaction bool) {
 		// Taken, but under a key that nobody could recognise again.
 		l.tainted = l.tainted || f.Session()
 	case f.Session():
-		l.session.add(at)
+		l.add(at)
 	case inTransaction:
-		l.xact.add(at)
-		l.trail = append(l.trail, id{at.Key, f.Share()})
+		l.add(at)
+		l.trail = append(l.trail, at.id())
+	}
+}
+
+// doubt enters an attempt that the server did not answer. A lock that was not
+// held before can be looked for; of one that was, nobody can say whether it is
+// held once more.
+func (l *Ledger[O]) doubt(at Attempt[O], alone bool) {
+	if !at.Func.Session() {
+		return
+	}
+	known := at.Key.Kind == locksql.KeyNumber || at.Key.Kind == locksql.KeyExpression
+	if alone && known && at.Func.Blocking() && l.lines[at.id()] == nil && !l.tainted && !l.escaped {
+		l.doubts = append(l.doubts, at)
+		return
+	}
+	l.tainted = true
+}
+
+// Doubts returns the attempts on session locks that ended in an error and may
+// have been granted all the same.
+func (l *Ledger[O]) Doubts() []Attempt[O] {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.doubts)
+}
+
+// Resolve enters what became of all doubts: the locks that are held.
+func (l *Ledger[O]) Resolve(held []Attempt[O]) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.doubts = nil
+	for _, at := range held {
+		l.add(at)
 	}
 }
 
 // releasedAll enters that the session gave all its session locks back. A
 // cursor that is still open may take more, so it keeps the ledger tainted.
 func (l *Ledger[O]) releasedAll() {
-	l.session.locks = nil
+	l.dropAll(false)
+	l.doubts = nil
 	l.tainted = l.cursor
 }
 
@@ -388,7 +452,7 @@ func (l *Ledger[O]) rollbackTo(name string) {
 		l.marks = nil
 	}
 	for _, k := range l.trail[taken:] {
-		l.xact.remove(k)
+		l.remove(k)
 	}
 	l.trail = l.trail[:taken]
 }
@@ -401,7 +465,10 @@ func (l *Ledger[O]) EndTransaction() {
 }
 
 func (l *Ledger[O]) endTransaction() {
-	l.xact.locks, l.trail, l.marks = nil, nil, nil
+	if l.xacts > 0 {
+		l.dropAll(true)
+	}
+	l.trail, l.marks = nil, nil
 }
 
 // Returned enters that the connection holds nothing any more and is idle: all
@@ -410,8 +477,8 @@ func (l *Ledger[O]) endTransaction() {
 func (l *Ledger[O]) Returned() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.endTransaction()
-	l.session.locks = nil
+	l.lines, l.oldest, l.newest, l.xacts = nil, nil, nil, 0
+	l.trail, l.marks, l.doubts = nil, nil, nil
 	l.pending, l.waiting = false, nil
 	l.tainted, l.escaped, l.cursor = false, false, false
 }

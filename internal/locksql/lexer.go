@@ -44,7 +44,7 @@ func (l *lexer) next() token {
 	t := l.scan()
 	if (t.kind == tString || t.kind == tQuoted) && lowerByte(l.src[t.start]) == 'u' {
 		ahead := *l
-		if u := ahead.scan(); u.kind == tIdent && equalFold(l.text(u), "uescape") {
+		if u := ahead.scan(); l.word(u) == "uescape" {
 			if s := ahead.scan(); s.kind == tString && lowerByte(l.src[s.start]) != 'u' {
 				*l = ahead
 				t.end = s.end

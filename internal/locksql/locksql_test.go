@@ -69,6 +69,8 @@ func testArg(n int) (any, bool) {
 		return int64(-9223372036854775808), true
 	case 8:
 		return "3000000000", true
+	case 9:
+		return int64(-3), true
 	}
 	return nil, false
 }
@@ -198,6 +200,10 @@ func TestArguments(t *testing.T) {
 		{"$6", "bigint 31"},
 		{"$7", "bigint -9223372036854775808"},
 		{"$8", "bigint 3000000000"},
+		{"$9", "bigint -3"},
+		{"$9::int2::int8", "bigint -3"},
+		{"$8::int4::int8", "bigint $8::int4::int8"},
+		{"$8::int8::int4", "bigint $8::int8::int4"},
 		{"$8::int4", "bigint $8::int4"},
 
 		// Pairs.
@@ -288,7 +294,7 @@ func TestKeyIdentity(t *testing.T) {
 		return r.Parse("SELECT pg_advisory_lock("+args+")", true).Calls[0].Key(testArg)
 	}
 	for _, same := range [][2]string{
-		{"7", "$1"}, {"'7'::int8", "7"}, {"-5", "$5"}, {"1, 7", "'1', $1"},
+		{"7", "$1"}, {"'7'::int8", "7"}, {"-0", "0"}, {"'-0'", "0"}, {"-3", "$9"}, {"5, hashtext($2)", "'5', hashtext($2)"}, {"-5", "$5"}, {"1, 7", "'1', $1"},
 		{"hashtext($2)", "hashtext($2)"}, {"hashtext($2)", "pg_catalog.HashText( /* a */ $2 )"},
 		{"$1, hashtext($2)", "7, hashtext( $2 )"}, {"hashtext('a'||'b')", "hashtext('a' || U&'\\0062')"},
 		{"NULL", "$3"},
@@ -301,7 +307,7 @@ func TestKeyIdentity(t *testing.T) {
 		{"7", "8"}, {"7", "0, 7"}, {"1, 2", "2, 1"}, {"hashtext($2)", "hashtext('abd')"}, {"hashtext($2)", "hashtextextended($2, 0)"},
 		{"hashtext('a''||''b')", "hashtext('a'||'b')"}, {"hashtext(U&'\\D83D\\DE00')", "hashtext(U&'\\D83D\\DE01')"},
 		{"1 + $1", "1 + $5"}, {"hashtext('a')", "hashtext('A')"}, {`'a'::"X"::int`, "'a'::x::int"},
-		{"hashtext($2), 1", "hashtext($2), 2"},
+		{"hashtext($2), 1", "hashtext($2), 2"}, {"hashtext($2), $1", "hashtext($2), $9"},
 	} {
 		if a, b := key(other[0]), key(other[1]); a == b {
 			t.Errorf("%s and %s: both %#v", other[0], other[1], a)

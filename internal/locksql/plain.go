@@ -35,8 +35,8 @@ func (p *parser) accept(k kind) bool {
 	return true
 }
 
-func (p *parser) acceptWord(k keyword) bool {
-	if p.keyword(p.tok) != k {
+func (p *parser) acceptWord(w string) bool {
+	if p.word(p.tok) != w {
 		return false
 	}
 	p.advance()
@@ -64,7 +64,7 @@ func (p *parser) acceptName() (schema, name string, first token, ok bool) {
 
 // plain reads a whole text of the plain form.
 func (p *parser) plain() (calls []Call, ok bool) {
-	if !p.acceptWord(kwSelect) {
+	if !p.acceptWord("select") {
 		return nil, false
 	}
 	for {
@@ -73,11 +73,11 @@ func (p *parser) plain() (calls []Call, ok bool) {
 			return nil, false
 		}
 		calls = append(calls, c)
-		if p.acceptWord(kwAs) && !p.named() {
+		if p.acceptWord("as") && !p.named() {
 			return nil, false
 		}
 		// A word that begins a clause is followed by something and fails below; these two are operators by themselves.
-		if k := p.keyword(p.tok); k == kwIsnull || k == kwNotnull {
+		if w := p.word(p.tok); w == "isnull" || w == "notnull" {
 			return nil, false
 		}
 		if p.named() {
@@ -236,11 +236,11 @@ func (p *parser) primary(depth int) (v value, ok bool) {
 		v, ok = p.expr(depth + 1)
 		return v, ok && p.accept(')')
 	}
-	switch p.keyword(p.tok) {
-	case kwNull:
+	switch p.word(p.tok) {
+	case "null":
 		p.advance()
 		return value{kind: isNull}, true
-	case kwCast:
+	case "cast":
 		return p.cast(depth)
 	}
 	ahead := *p
@@ -265,7 +265,7 @@ func (p *parser) cast(depth int) (v value, ok bool) {
 	if depth == maxDepth || !p.accept('(') {
 		return v, false
 	}
-	if v, ok = p.expr(depth + 1); !ok || !p.acceptWord(kwAs) {
+	if v, ok = p.expr(depth + 1); !ok || !p.acceptWord("as") {
 		return v, false
 	}
 	bits, ok := p.typeName()
@@ -296,8 +296,8 @@ func (p *parser) typeName() (bits uint8, ok bool) {
 	}
 	switch keyword = keyword && schema == ""; {
 	case name == "double" && keyword, name == "character" && keyword, name == "bit" && keyword:
-		if t := p.text(p.tok); equalFold(t, "precision") || equalFold(t, "varying") {
-			p.advance()
+		if !p.acceptWord("precision") {
+			p.acceptWord("varying")
 		}
 	case schema != "" && schema != "pg_catalog":
 	case name == "int8" || name == "bigint" && keyword:

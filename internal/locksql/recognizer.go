@@ -93,7 +93,7 @@ func (r *Recognizer) parse(text string, standardConformingStrings bool) *Stateme
 func (r *Recognizer) steps(text string, standardConformingStrings bool) *Statement {
 	l := lexer{src: text, escapes: !standardConformingStrings}
 	first := l.next()
-	if single := strings.IndexByte(strings.TrimRight(text, "; \t\r\n"), ';') < 0; single && !beginsStep(l.keyword(first)) {
+	if single := strings.IndexByte(strings.TrimRight(text, "; \t\r\n"), ';') < 0; single && !beginsStep(l.word(first)) {
 		return nothing
 	}
 	w := walker{parser: parser{lexer: l, tok: first}, r: r, st: &Statement{}}

@@ -9,12 +9,12 @@ type scan struct {
 	outer []level // the ones around it
 	opens int     // the call whose parenthesis comes next, as level.call
 
-	words  [3]keyword // the last three tokens, 0 where one is not a keyword
-	before keyword    // the token before the current name
-	parts  int        // of the current name: 2 in a.b
-	schema token      // the part before the last
-	start  int        // of the current name
-	dotted bool       // the last token is the dot in a name
+	words  [3]string // the last three tokens, "" where one is no keyword
+	before string    // the token before the current name
+	parts  int       // of the current name: 2 in a.b
+	schema token     // the part before the last
+	start  int       // of the current name
+	dotted bool      // the last token is the dot in a name
 
 	execute  bool   // AS EXECUTE is in it
 	executes string // the prepared statement's name
@@ -65,7 +65,7 @@ func (s *scan) run() {
 			s.clause, first = noQuery, true
 		}
 		t := s.advance()
-		k := s.keyword(t)
+		w := s.word(t)
 		switch t.kind {
 		case tIdent, tQuoted:
 			if !s.dotted {
@@ -77,9 +77,9 @@ func (s *scan) run() {
 				break
 			}
 			if s.parts > 1 {
-				k = 0
+				w = ""
 			}
-			first = s.word(t, k)
+			first = s.take(t, w)
 		case '(':
 			s.push(t)
 		case ')':
@@ -99,7 +99,7 @@ func (s *scan) run() {
 		if !s.dotted && t.kind != tIdent && t.kind != tQuoted {
 			s.parts = 0
 		}
-		s.words = [3]keyword{s.words[1], s.words[2], k}
+		s.words = [3]string{s.words[1], s.words[2], w}
 		s.first = first
 	}
 	for len(s.outer) > 0 {
@@ -108,51 +108,51 @@ func (s *scan) run() {
 	s.endQuery()
 }
 
-// word takes in a name or keyword that is complete. It returns true where a statement of a routine's body begins.
-func (s *scan) word(t token, k keyword) bool {
+// take takes in a name or keyword that is complete. It returns true where a statement of a routine's body begins.
+func (s *scan) take(t token, w string) bool {
 	if s.tok.kind == '(' && s.calls && s.function(t) {
 		s.item = false
 		return false
 	}
 	if s.item {
-		s.fromItem(t, k)
+		s.fromItem(t, w)
 	}
-	switch k {
-	case kwSelect, kwPerform, kwValues:
+	switch w {
+	case "select", "perform", "values":
 		s.endQuery()
 		s.clause, s.item = inList, false
-	case kwInsert:
+	case "insert":
 		if s.clause == noQuery {
 			s.clause = inList
 		}
-	case kwUpdate, kwDelete, kwMerge:
+	case "update", "delete", "merge":
 		if s.clause == noQuery {
 			s.clause, s.rows = afterFrom, true
 		}
-	case kwFrom:
-		if s.clause == inList && s.words[2] != kwDistinct {
+	case "from":
+		if s.clause == inList && s.words[2] != "distinct" {
 			s.clause, s.item = inFrom, true
 		}
-	case kwJoin:
+	case "join":
 		s.item = s.clause == inFrom
-	case kwWhere, kwGroup, kwHaving, kwWindow, kwOrder, kwLimit, kwOffset, kwFetch, kwFor, kwReturning, kwUnion, kwIntersect, kwExcept:
+	case "where", "group", "having", "window", "order", "limit", "offset", "fetch", "for", "returning", "union", "intersect", "except":
 		if s.clause == inFrom {
 			s.clause = afterFrom
 		}
-	case kwExecute:
+	case "execute":
 		s.dynamic = true
-		if s.words[2] == kwAs && s.clause == noQuery && len(s.outer) == 0 && s.depth == 0 {
+		if s.words[2] == "as" && s.clause == noQuery && len(s.outer) == 0 && s.depth == 0 {
 			s.execute = true
 			if s.named() {
 				s.executes = s.name(s.tok)
 			}
 		}
-	case kwAtomic:
-		if s.routine && len(s.outer) == 0 && s.words[2] == kwBegin {
+	case "atomic":
+		if s.routine && len(s.outer) == 0 && s.words[2] == "begin" {
 			s.atomic = true
 			return true
 		}
-	case kwEnd:
+	case "end":
 		// A statement cannot begin with END there, so this is the end of the body; that of a CASE comes later in one.
 		if s.atomic && s.first {
 			s.atomic = false
@@ -162,13 +162,13 @@ func (s *scan) word(t token, k keyword) bool {
 }
 
 // fromItem takes in a word where a FROM item is expected.
-func (s *scan) fromItem(t token, k keyword) {
+func (s *scan) fromItem(t token, w string) {
 	switch {
-	case k == kwLateral, k == kwOnly, k == kwRows, k == kwFrom:
+	case w == "lateral", w == "only", w == "rows", w == "from":
 		return
 	case s.tok.kind == '(':
 		s.rows = s.rows || manyRows(s.name(t))
-	case k != kwSelect && k != kwValues && k != kwWith:
+	case w != "select" && w != "values" && w != "with":
 		s.rows = true
 	}
 	s.item = false
@@ -189,9 +189,9 @@ func manyRows(name string) bool {
 // function takes in a name before a parenthesis; false: it is none of the functions looked for, or not called.
 func (s *scan) function(t token) bool {
 	switch s.before {
-	case kwAs, kwInto, kwTable, kwExists, kwWith, kwRecursive, kwReferences, kwCopy:
+	case "as", "into", "table", "exists", "with", "recursive", "references", "copy":
 		return false // a name with a column list
-	case kwCall:
+	case "call":
 		s.found.add(found{locks: true, session: true})
 	}
 	name, schema := s.name(t), ""

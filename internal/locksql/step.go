@@ -1,10 +1,10 @@
 package locksql
 
 // beginsStep reports whether a statement that begins with that word may be a step.
-func beginsStep(k keyword) bool {
+func beginsStep(k string) bool {
 	switch k {
-	case kwAbort, kwBegin, kwCommit, kwCreate, kwDeallocate, kwDiscard, kwEnd, kwExecute, kwExplain, kwPrepare, kwRelease,
-		kwReset, kwRollback, kwSavepoint, kwSet, kwStart:
+	case "abort", "begin", "commit", "create", "deallocate", "discard", "end", "execute", "explain", "prepare", "release",
+		"reset", "rollback", "savepoint", "set", "start":
 		return true
 	}
 	return false
@@ -13,59 +13,59 @@ func beginsStep(k keyword) bool {
 // step reads the words of a statement that is a step, and notes it.
 func (w *walker) step() mode {
 	step := Step{}
-	switch k := w.keyword(w.tok); k {
-	case kwBegin, kwStart:
+	switch k := w.word(w.tok); k {
+	case "begin", "start":
 		w.advance()
 		step = Step{Kind: StepBegin, Isolation: w.isolation()}
-	case kwCommit, kwEnd, kwRollback, kwAbort:
+	case "commit", "end", "rollback", "abort":
 		w.advance()
-		if w.keyword(w.tok) == kwPrepared {
+		if w.word(w.tok) == "prepared" {
 			return executed
 		}
-		if !w.acceptWord(kwWork) {
-			w.acceptWord(kwTransaction)
+		if !w.acceptWord("work") {
+			w.acceptWord("transaction")
 		}
 		switch {
-		case k == kwRollback && w.acceptWord(kwTo):
-			step = Step{Kind: StepRollbackTo, Name: w.nameAfter(kwSavepoint)}
-		case k == kwCommit || k == kwEnd:
+		case k == "rollback" && w.acceptWord("to"):
+			step = Step{Kind: StepRollbackTo, Name: w.nameAfter("savepoint")}
+		case k == "commit" || k == "end":
 			step = Step{Kind: StepCommit, Chain: w.chain()}
 		default:
 			step = Step{Kind: StepRollback, Chain: w.chain()}
 		}
-	case kwSavepoint:
+	case "savepoint":
 		w.advance()
-		step = Step{Kind: StepSavepoint, Name: w.nameAfter(0)}
-	case kwRelease:
+		step = Step{Kind: StepSavepoint, Name: w.nameAfter("")}
+	case "release":
 		w.advance()
-		step = Step{Kind: StepRelease, Name: w.nameAfter(kwSavepoint)}
-	case kwPrepare:
+		step = Step{Kind: StepRelease, Name: w.nameAfter("savepoint")}
+	case "prepare":
 		w.advance()
-		if ahead := w.parser; ahead.acceptWord(kwTransaction) && ahead.tok.kind == tString {
+		if ahead := w.parser; ahead.acceptWord("transaction") && ahead.tok.kind == tString {
 			step.Kind = StepPrepareTransaction
 			break
 		}
-		w.st.Steps = append(w.st.Steps, Step{Kind: StepPrepare, Name: w.nameAfter(0)})
+		w.st.Steps = append(w.st.Steps, Step{Kind: StepPrepare, Name: w.nameAfter("")})
 		return prepared
-	case kwExecute:
+	case "execute":
 		w.advance()
-		step = Step{Kind: StepExecute, Name: w.nameAfter(0)}
-	case kwDeallocate:
+		step = Step{Kind: StepExecute, Name: w.nameAfter("")}
+	case "deallocate":
 		w.advance()
 		step.Kind = StepDeallocate
-		if ahead := w.parser; ahead.acceptWord(kwPrepare) && ahead.named() {
+		if ahead := w.parser; ahead.acceptWord("prepare") && ahead.named() {
 			w.parser = ahead
 		}
-		if !w.acceptWord(kwAll) {
-			step.Name = w.nameAfter(0)
+		if !w.acceptWord("all") {
+			step.Name = w.nameAfter("")
 		}
-	case kwDiscard:
+	case "discard":
 		w.advance()
-		if w.keyword(w.tok) != kwAll {
+		if w.word(w.tok) != "all" {
 			return executed
 		}
 		step.Kind = StepDiscardAll
-	case kwSet, kwReset:
+	case "set", "reset":
 		var ok bool
 		if step, ok = w.set(); !ok {
 			return executed
@@ -78,8 +78,8 @@ func (w *walker) step() mode {
 }
 
 // nameAfter reads a name, perhaps after a noise word; alone that word is a name itself.
-func (w *walker) nameAfter(noise keyword) string {
-	if ahead := w.parser; noise != 0 && ahead.acceptWord(noise) && ahead.named() {
+func (w *walker) nameAfter(noise string) string {
+	if ahead := w.parser; noise != "" && ahead.acceptWord(noise) && ahead.named() {
 		w.parser = ahead
 	}
 	if !w.named() {
@@ -90,16 +90,16 @@ func (w *walker) nameAfter(noise keyword) string {
 
 // chain reads [AND [NO] CHAIN].
 func (w *walker) chain() bool {
-	if !w.acceptWord(kwAnd) {
+	if !w.acceptWord("and") {
 		return false
 	}
-	return !w.acceptWord(kwNo)
+	return !w.acceptWord("no")
 }
 
 // isolation reads the modes of a transaction and returns its isolation level, if one is among them.
 func (w *walker) isolation() (level string) {
 	for w.tok.kind == tIdent || w.tok.kind == ',' {
-		if !w.acceptWord(kwIsolation) || !w.acceptWord(kwLevel) {
+		if !w.acceptWord("isolation") || !w.acceptWord("level") {
 			w.advance()
 			continue
 		}
@@ -123,22 +123,22 @@ func isolationLevel(level string) string {
 
 // set reads SET or RESET of an isolation level; false: it is something else.
 func (w *walker) set() (step Step, ok bool) {
-	if w.acceptWord(kwReset) {
-		if w.keyword(w.tok) == kwAll || w.isSetting("default_transaction_isolation") {
+	if w.acceptWord("reset") {
+		if w.word(w.tok) == "all" || w.isSetting("default_transaction_isolation") {
 			return Step{Kind: StepSetSession}, true
 		}
 		return step, false
 	}
 	w.advance()
-	local := w.acceptWord(kwLocal)
-	if ahead := w.parser; ahead.acceptWord(kwSession) && ahead.keyword(ahead.tok) != kwCharacteristics {
+	local := w.acceptWord("local")
+	if ahead := w.parser; ahead.acceptWord("session") && ahead.word(ahead.tok) != "characteristics" {
 		w.parser = ahead
 	}
 	switch {
-	case w.acceptWord(kwSession):
+	case w.acceptWord("session"):
 		step = Step{Kind: StepSetSession, Isolation: w.isolation()}
 		return step, step.Isolation != ""
-	case w.acceptWord(kwTransaction):
+	case w.acceptWord("transaction"):
 		step = Step{Kind: StepSetTransaction, Isolation: w.isolation()}
 		return step, step.Isolation != ""
 	case w.isSetting("transaction_isolation"):

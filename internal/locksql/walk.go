@@ -78,7 +78,7 @@ func (w *walker) statement() {
 			w.st.Steps = append(w.st.Steps, Step{Kind: StepExecute, Name: s.executes})
 		}
 		mode = executed
-	case mode == createdAs && s.words == [3]keyword{kwWith, kwNo, kwData}:
+	case mode == createdAs && s.words == [3]string{"with", "no", "data"}:
 		mode = defined
 	}
 	switch mode {
@@ -96,35 +96,35 @@ func (w *walker) statement() {
 
 // begin reads the words that tell what the server does with the statement. routine: semicolons may be inside it.
 func (w *walker) begin() (m mode, routine bool) {
-	switch k := w.keyword(w.tok); k {
-	case kwExplain:
+	switch k := w.word(w.tok); k {
+	case "explain":
 		m = w.explain()
-		switch w.keyword(w.tok) {
-		case kwExecute:
+		switch w.word(w.tok) {
+		case "execute":
 			if m == executed {
 				w.step()
 			}
 			m = executed // of the arguments
-		case kwCreate:
+		case "create":
 			if m == executed {
 				m = createdAs
 			}
 		}
 		return m, false
-	case kwCreate:
+	case "create":
 		return w.create()
-	case kwAlter:
+	case "alter":
 		w.advance()
-		switch w.keyword(w.tok) {
-		case kwAggregate, kwDefault, kwEvent, kwExtension, kwFunction, kwOperator, kwPolicy, kwProcedure, kwRoutine, kwRule, kwTrigger, kwView:
+		switch w.word(w.tok) {
+		case "aggregate", "default", "event", "extension", "function", "operator", "policy", "procedure", "routine", "rule", "trigger", "view":
 			return defined, false
 		}
 		return executed, false
-	case kwDrop, kwComment, kwGrant, kwRevoke, kwSecurity:
+	case "drop", "comment", "grant", "revoke", "security":
 		return defined, false
-	case kwDeclare:
+	case "declare":
 		return deferred, false
-	case kwDo:
+	case "do":
 		w.opaque(w.do())
 		return executed, false
 	}
@@ -135,21 +135,17 @@ func (w *walker) begin() (m mode, routine bool) {
 func (w *walker) create() (m mode, routine bool) {
 	for {
 		w.advance()
-		switch w.keyword(w.tok) {
-		case kwFunction, kwProcedure:
+		switch w.word(w.tok) {
+		case "function", "procedure":
 			return defined, true
-		case kwAggregate, kwCast, kwConversion, kwEvent, kwLanguage, kwOperator, kwPolicy, kwRule, kwTransform, kwTrigger, kwView:
+		case "aggregate", "cast", "conversion", "event", "language", "operator", "policy", "rule", "transform", "trigger", "view":
 			return defined, false
-		case kwTable, kwMaterialized:
+		case "table", "materialized":
 			return createdAs, false
-		case kwOr, kwReplace, kwLocal, kwRecursive:
-			continue
+		case "or", "replace", "temp", "temporary", "local", "global", "unlogged", "recursive", "constraint", "trusted", "procedural":
+		default:
+			return executed, false
 		}
-		switch lower(w.text(w.tok)) {
-		case "temp", "temporary", "global", "unlogged", "constraint", "trusted", "procedural":
-			continue
-		}
-		return executed, false
 	}
 }
 
@@ -158,16 +154,16 @@ func (w *walker) explain() mode {
 	w.advance()
 	m := defined
 	if w.tok.kind != '(' {
-		if w.acceptWord(kwAnalyze) {
+		if w.acceptWord("analyze") {
 			m = executed
 		}
-		w.acceptWord(kwVerbose)
+		w.acceptWord("verbose")
 		return m
 	}
 	ahead := w.parser
 	ahead.advance()
-	switch ahead.keyword(ahead.tok) {
-	case kwSelect, kwValues, kwWith, kwTable:
+	switch ahead.word(ahead.tok) {
+	case "select", "values", "with", "table":
 		return defined
 	}
 	if ahead.tok.kind == '(' {
@@ -176,7 +172,7 @@ func (w *walker) explain() mode {
 	w.parser = ahead
 	for more := true; more; more = w.accept(',') {
 		// Quoted, too: the grammar takes any name for an option.
-		analyze := w.named() && (w.name(w.tok) == "analyze" || w.keyword(w.tok) == kwAnalyze)
+		analyze := w.named() && (w.name(w.tok) == "analyze" || w.word(w.tok) == "analyze")
 		w.advance()
 		on := true
 		for w.tok.kind != ',' && w.tok.kind != ')' && w.tok.kind != ';' && w.tok.kind != tEOF && w.tok.kind != tUnterminated {
@@ -225,7 +221,7 @@ func (w *walker) do() (f found) {
 			}
 			return f
 		}
-		isLanguage = w.keyword(w.tok) == kwLanguage && !isLanguage
+		isLanguage = w.word(w.tok) == "language" && !isLanguage
 	}
 }
 

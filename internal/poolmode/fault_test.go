@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"runtime"
 	"strings"
 	"sync"
@@ -42,6 +43,38 @@ func noneLeft(tb testing.TB) {
 			tb.Errorf("a goroutine is left in %s:\n%s", frame, stacks)
 		}
 	}
+}
+
+// counting is a dialer that says how many of its sockets are open.
+func counting(dsn string) (dial func(context.Context) (*pgconn.PgConn, error), open func() int) {
+	var n atomic.Int64
+	dial = func(ctx context.Context) (*pgconn.PgConn, error) {
+		config, err := pgconn.ParseConfig(dsn)
+		if err != nil {
+			return nil, err
+		}
+		forReal := config.DialFunc
+		config.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+			c, err := forReal(ctx, network, address)
+			if err != nil {
+				return nil, err
+			}
+			n.Add(1)
+			return &countedSocket{Conn: c, closed: sync.OnceFunc(func() { n.Add(-1) })}, nil
+		}
+		return pgconn.ConnectConfig(ctx, config)
+	}
+	return dial, func() int { return int(n.Load()) }
+}
+
+type countedSocket struct {
+	net.Conn
+	closed func()
+}
+
+func (s *countedSocket) Close() error {
+	s.closed()
+	return s.Conn.Close()
 }
 
 func TestSessionPoolExhausted(t *testing.T) {
@@ -211,6 +244,9 @@ func TestInterrupted(t *testing.T) {
 				noLeaks(t)
 				behind := s.BouncerDSN(db, mode.String())
 				first := ask(t, connect(t, behind))
+				if tt.name == "canceled" {
+					first.RoundTrip = time.Second // more patience than the test has
+				}
 				for nth := int64(1); ; nth += tt.step {
 					ctx, cancel := context.WithCancel(t.Context())
 					var canceled atomic.Int64
@@ -224,9 +260,13 @@ func TestInterrupted(t *testing.T) {
 						}
 					})
 					begin := time.Now()
-					v := Probe(ctx, first, dialer(through))
+					dial, open := counting(through)
+					v := Probe(ctx, first, dial)
 					end := time.Now()
 					noneLeft(t)
+					if n := open(); n != 0 {
+						t.Errorf("message %d %s: %d sockets are still open", nth, tt.name, n)
+					}
 					cancel()
 					if v.Mode != Unknown && v.Mode != mode && !(mode == Statement && v.Mode == Transaction) {
 						t.Errorf("message %d %s: the mode is %q: %s", nth, tt.name, v.Mode, v.Evidence)

@@ -401,11 +401,14 @@ func refused(command string, err error) error {
 
 // unlisten takes back what step 4 left on backends. Where they are C's and B's own
 // that is one question each. Behind a pooler it is as many as it takes to meet them
-// again, or until the time is up.
+// again, within bounds.
 func (p *probe) unlisten(channel string, listening map[backend]bool) {
 	p.deadline = time.Now().Add(p.patience(stepsFloor, stepsTrips))
 	conns := []*conn{p.c, p.b}
-	for len(listening) > 0 && len(conns) > 0 {
+	for range stepsTrips {
+		if len(listening) == 0 || len(conns) == 0 {
+			return
+		}
 		c := conns[0]
 		conns = conns[1:]
 		_, err := p.question(c, "UNLISTEN "+channel+"; "+whoAmI)

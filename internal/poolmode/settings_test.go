@@ -43,7 +43,9 @@ func TestRoundRobin(t *testing.T) {
 		exec(t, two, sql)
 	}
 	for range 5 {
-		mustBe(t, Transaction, dsn)
+		if v := mustBe(t, Transaction, dsn); !strings.Contains(v.Evidence, "moved") {
+			t.Errorf("the evidence is %q", v.Evidence)
+		}
 	}
 }
 
@@ -81,7 +83,12 @@ func TestServerSettings(t *testing.T) {
 			if err := s.Exec(db, sql); err != nil {
 				t.Fatal(err)
 			}
-			mustBe(t, Direct, s.DSN(db))
+			if first := ask(t, connect(t, s.DSN(db))); !first.Direct {
+				t.Errorf("the first answer is %+v", first)
+			}
+			if v := mustBe(t, Transaction, proxy(t, s.DSN(db), renames("PGBOUNCER_"))); !strings.Contains(v.Evidence, "renamed") {
+				t.Errorf("the evidence is %q", v.Evidence)
+			}
 			mustBe(t, Direct, far(t, s.DSN(db), 0))
 			mustBe(t, Session, s.BouncerDSN(db, "session"))
 			mustBe(t, Transaction, s.BouncerDSN(db, "transaction"))

@@ -11,6 +11,7 @@ import (
 func TestVerdicts(t *testing.T) {
 	s := pgtest.Shared(t)
 	db := s.NewDB(t)
+	trips := map[Mode]int{Direct: 0, Session: 14, Transaction: 6, Statement: 6} // at most, where nobody else is at work
 	run := func(name string, want Mode, dsn string, clients int) {
 		t.Run(name, func(t *testing.T) {
 			if clients > 0 {
@@ -23,6 +24,9 @@ func TestVerdicts(t *testing.T) {
 				result.add(v, took)
 				if v.Mode != want {
 					t.Errorf("the mode is %q, want %q: %s", v.Mode, want, v.Evidence)
+				}
+				if clients == 0 && v.RoundTrips > trips[want] {
+					t.Errorf("it took %d round trips, want at most %d: %s", v.RoundTrips, trips[want], v.Evidence)
 				}
 			}
 			t.Logf("%-36s %s", name, &result)
