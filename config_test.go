@@ -1,7 +1,9 @@
 package pgadvlock
 
 import (
+	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -160,5 +162,35 @@ func TestWrongSettingsAreErrors(t *testing.T) {
 				t.Errorf("a password in: %v", err)
 			}
 		})
+	}
+}
+
+// What the tables of the documents say is what the code has.
+func TestDocumentsListEverything(t *testing.T) {
+	read := func(name string) string {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	readme, rules, doc := read("README.md"), read("docs/rules.md"), read("doc.go")
+	for _, row := range ruleTable {
+		line := fmt.Sprintf("| [`%[1]s`](#%[1]s) | %[2]s | %[3]s |", row.rule, row.enforce, row.strict)
+		if !strings.Contains(rules, line) || !strings.Contains(rules, "\n## "+string(row.rule)+"\n") {
+			t.Errorf("docs/rules.md lacks %q or its section", line)
+		}
+		if !strings.Contains(readme, "| `"+string(row.rule)+"` |") {
+			t.Errorf("README.md lacks %s", row.rule)
+		}
+	}
+	for _, row := range settingTable {
+		dsn, env := "pgadvlock_"+row.name, "PGADVLOCK_"+strings.ToUpper(row.name)
+		if !strings.Contains(readme, "| `"+dsn+"` | `"+env+"` |") {
+			t.Errorf("README.md lacks %s", dsn)
+		}
+		if !strings.Contains(doc, dsn) || !strings.Contains(doc, env) {
+			t.Errorf("doc.go lacks %s", dsn)
+		}
 	}
 }

@@ -29,6 +29,7 @@
 //	WithResetTimeout  PGADVLOCK_RESET_TIMEOUT  pgadvlock_reset_timeout  a duration (2s)
 //	WithFunctions     PGADVLOCK_FUNCTIONS      pgadvlock_functions      names, separated by commas
 //	WithPoolMode      PGADVLOCK_POOL_MODE      pgadvlock_pool_mode      auto, direct, session, transaction, statement, unknown
+//	WithMaxWait       PGADVLOCK_MAX_WAIT       pgadvlock_max_wait       0, or a duration
 //	WithKeyArguments  PGADVLOCK_KEY_ARGUMENTS  pgadvlock_key_arguments  off, on
 //
 // # What is seen

@@ -68,6 +68,20 @@ func Example_lockChosenRows() {
 	}
 }
 
+func Example_oneOrder() {
+	_ = func(ctx context.Context, tx *sql.Tx, from, to int64) error {
+		if to < from {
+			from, to = to, from
+		}
+		for _, key := range []int64{from, to} {
+			if _, err := tx.ExecContext(ctx, "SELECT pg_advisory_xact_lock($1)", key); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
 func Example_wideKey() {
 	_ = func(ctx context.Context, tx *sql.Tx) error {
 		var err error
