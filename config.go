@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 )
 
@@ -78,11 +79,15 @@ type settings struct {
 	poolMode     PoolMode
 	keyArguments bool
 	maxWait      time.Duration
+	blockerAfter time.Duration
+	waitWarning  time.Duration
+	queryText    bool
 
 	afterConnect   func(context.Context, *pgx.Conn) error
 	handler        func(context.Context, Event)
 	logger         *slog.Logger
 	tracerProvider trace.TracerProvider
+	meterProvider  metric.MeterProvider
 }
 
 // WithPreset sets all rules at once. Default PresetEnforce.
@@ -120,6 +125,19 @@ func WithPoolMode(m PoolMode) Option { return func(s *settings) { s.poolMode = m
 // millisecond. It costs two round trips a waiting lock.
 func WithMaxWait(d time.Duration) Option { return func(s *settings) { s.maxWait = d } }
 
+// WithBlockerAfter sets how long a plain statement waits for a lock before the
+// driver asks, on a connection of its own, who holds it, and puts the answer on
+// the statement's span. Default 1 second; 0 never asks.
+func WithBlockerAfter(d time.Duration) Option { return func(s *settings) { s.blockerAfter = d } }
+
+// WithWaitWarning sets after how long a wait is reported ([RuleLongWait]).
+// Default 30 seconds; 0 is never.
+func WithWaitWarning(d time.Duration) Option { return func(s *settings) { s.waitWarning = d } }
+
+// WithQueryText puts the text of lock statements on their spans. Default off:
+// it may hold what nobody should read.
+func WithQueryText(on bool) Option { return func(s *settings) { s.queryText = on } }
+
 // WithKeyArguments shows the argument values of a key that is an expression,
 // hashtext('refunds') instead of hashtext($1), in events, logs and spans. Default
 // off: an argument may be a person's name.
@@ -149,6 +167,12 @@ func WithLogger(l *slog.Logger) Option { return func(s *settings) { s.logger = l
 // WithTracerProvider sets where spans go. Default otel.GetTracerProvider().
 func WithTracerProvider(p trace.TracerProvider) Option {
 	return func(s *settings) { s.tracerProvider = p }
+}
+
+// WithMeterProvider sets where measurements go. Default
+// otel.GetMeterProvider().
+func WithMeterProvider(p metric.MeterProvider) Option {
+	return func(s *settings) { s.meterProvider = p }
 }
 
 // setting is a row of the table: the DSN parameter is pgadvlock_name, the
@@ -194,6 +218,9 @@ var settingTable = []setting{
 		}
 		return err
 	}},
+	{"blocker_after", "0, or a duration such as 1s", func(s *settings, v string) error { return chooseDuration(&s.blockerAfter, v) }},
+	{"wait_warning", "0, or a duration such as 30s", func(s *settings, v string) error { return chooseDuration(&s.waitWarning, v) }},
+	{"query_text", "off, on", func(s *settings, v string) error { return chooseBool(&s.queryText, v) }},
 	{"key_arguments", "off, on", func(s *settings, v string) error {
 		return chooseBool(&s.keyArguments, v)
 	}},
@@ -210,6 +237,15 @@ func choose[T ~uint8](dest *T, v string, values ...string) error {
 	}
 	*dest = T(i)
 	return nil
+}
+
+// chooseDuration sets a duration that may be 0.
+func chooseDuration(dest *time.Duration, v string) (err error) {
+	*dest, err = time.ParseDuration(v)
+	if err == nil && *dest < 0 {
+		err = errInvalid
+	}
+	return err
 }
 
 // validWait reports whether the server can be told to wait so long: its
@@ -243,7 +279,7 @@ type param struct{ name, value string }
 
 // fromOptions applies options alone.
 func fromOptions(opts []Option) (*settings, error) {
-	s := &settings{rules: map[Rule]Level{}, resetTimeout: 2 * time.Second}
+	s := &settings{rules: map[Rule]Level{}, resetTimeout: 2 * time.Second, blockerAfter: time.Second, waitWarning: 30 * time.Second}
 	for _, o := range opts {
 		if o != nil {
 			o(s)
@@ -287,6 +323,10 @@ func (s *settings) check() error {
 		return bad("WithResetTimeout", s.resetTimeout)
 	case !validWait(s.maxWait):
 		return bad("WithMaxWait", s.maxWait)
+	case s.blockerAfter < 0:
+		return bad("WithBlockerAfter", s.blockerAfter)
+	case s.waitWarning < 0:
+		return bad("WithWaitWarning", s.waitWarning)
 	case s.poolMode > PoolUnknown:
 		return bad("WithPoolMode", uint8(s.poolMode))
 	}

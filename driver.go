@@ -11,7 +11,9 @@ import (
 	"database/sql"
 	"database/sql/driver"
 	"errors"
+	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -94,11 +96,13 @@ type Connector struct {
 	discipline discipline
 	log        logLimit
 	tracer     trace.Tracer
+	metrics    *metrics
 
 	roads        roads
 	orders       orderGraph
-	saidUnproven atomic.Bool  // of a driver that is not pgx's, unproven-pooling is said once
-	reports      atomic.Int64 // when pg_locks was last read for a report, in Unix nanoseconds
+	asking       chan struct{} // holds a token while a connection asks who holds a lock
+	saidUnproven atomic.Bool   // of a driver that is not pgx's, unproven-pooling is said once
+	reports      atomic.Int64  // when pg_locks was last read for a report, in Unix nanoseconds
 
 	mu    sync.Mutex // guards conns
 	conns map[*Conn]struct{}
@@ -145,8 +149,12 @@ func newConnector(base driver.Connector, opts []Option, params []param) (*Connec
 		recognizer: locksql.New(s.functions),
 		tracer:     newTracer(s),
 		conns:      map[*Conn]struct{}{},
+		asking:     make(chan struct{}, 1),
 	}
 	c.driver = &Driver{opts: opts, connector: c}
+	if c.metrics, err = newMetrics(c); err != nil {
+		return nil, fmt.Errorf("pgadvlock: metrics: %w", err)
+	}
 	c.discipline.set(func(l *levels) { l.preset, l.rules = s.preset, s.rules })
 	return c, nil
 }
@@ -164,9 +172,10 @@ func ConnectorOf(db *sql.DB) (c *Connector, ok bool) {
 // Driver returns a *Driver that belongs to this Connector alone.
 func (c *Connector) Driver() driver.Driver { return c.driver }
 
-// Close closes the connector underneath, if it has something to close. The
-// *sql.DB calls it at its own Close.
+// Close closes the connector underneath, if it has something to close, and
+// stops its metrics. The *sql.DB calls it at its own Close.
 func (c *Connector) Close() error {
+	c.metrics.stop()
 	if closer, ok := c.base.(io.Closer); ok {
 		return closer.Close()
 	}
@@ -184,6 +193,7 @@ func (c *Connector) Connect(ctx context.Context) (driver.Conn, error) {
 		_ = inner.Close() // the caller hears why
 		return nil, err
 	}
+	c.metrics.connected(cn)
 	c.mu.Lock()
 	c.conns[cn] = struct{}{}
 	c.mu.Unlock()
@@ -200,14 +210,8 @@ func (c *Connector) forget(cn *Conn) {
 // now, those with nothing to tell left out. It asks the ledgers, not the
 // server.
 func (c *Connector) Sessions() []Session {
-	c.mu.Lock()
-	conns := make([]*Conn, 0, len(c.conns))
-	for cn := range c.conns {
-		conns = append(conns, cn)
-	}
-	c.mu.Unlock()
 	var sessions []Session
-	for _, cn := range conns {
+	for _, cn := range c.connections() {
 		state, held, waiting := cn.ledger.Snapshot()
 		if state == ledger.Clean && len(held) == 0 && len(waiting) == 0 {
 			continue
@@ -223,6 +227,12 @@ func (c *Connector) Sessions() []Session {
 	}
 	slices.SortFunc(sessions, func(a, b Session) int { return int(int64(a.BackendPID) - int64(b.BackendPID)) })
 	return sessions
+}
+
+func (c *Connector) connections() []*Conn {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Collect(maps.Keys(c.conns))
 }
 
 // Conn is one connection: what (*sql.Conn).Raw hands out. It may be used only
@@ -313,10 +323,17 @@ func (c *Conn) Conn() *pgx.Conn {
 	return c.pgx
 }
 
-// rearm brings armed up to date after the ledger was written. A driver that
-// does not tell its transaction status is also followed until a transaction
-// that a text began has ended.
-func (c *Conn) rearm() { c.armed = c.ledger.Armed() || c.pgx == nil && c.inTx }
+// rearm must follow every write to the ledger: it brings armed up to date and
+// tells telemetry of the locks that have ended. A driver that does not tell its
+// transaction status is also followed until a transaction that a text began
+// has ended.
+func (c *Conn) rearm() {
+	armed, ended := c.ledger.Settled()
+	c.armed = armed || c.pgx == nil && c.inTx
+	for _, e := range ended {
+		c.endHold(e)
+	}
+}
 
 // fast reports whether the statement has nothing to do with locks: it then
 // goes straight to the inner connection.
@@ -337,7 +354,7 @@ func (c *Conn) QueryContext(ctx context.Context, query string, args []driver.Nam
 		return c.lockLane(st).QueryContext(ctx, query, args)
 	}
 	var rows driver.Rows
-	err := c.opaque(ctx, st, func() (err error) {
+	err := c.opaque(ctx, query, st, func() (err error) {
 		rows, err = c.queryer.QueryContext(ctx, query, args)
 		return err
 	})
@@ -357,7 +374,7 @@ func (c *Conn) ExecContext(ctx context.Context, query string, args []driver.Name
 		return c.lockLane(st).ExecContext(ctx, query, args)
 	}
 	var result driver.Result
-	err := c.opaque(ctx, st, func() (err error) {
+	err := c.opaque(ctx, query, st, func() (err error) {
 		result, err = c.execer.ExecContext(ctx, query, args)
 		return err
 	})
@@ -385,7 +402,7 @@ func (c *Conn) PrepareContext(ctx context.Context, query string) (driver.Stmt, e
 	if err != nil || st.Form == locksql.NoCall && len(st.Steps) == 0 {
 		return inner, err
 	}
-	return newStmt(c, inner, st), nil
+	return newStmt(c, inner, query, st), nil
 }
 
 // Begin implements driver.Conn.

@@ -97,6 +97,7 @@ func (c *Connector) deliver(ctx context.Context, e Event) {
 	if ok, held := c.log.admit(e); ok {
 		c.logEvent(ctx, e, held)
 	}
+	c.metrics.found(ctx, e)
 	addSpanEvent(ctx, e)
 	if c.settings.handler == nil {
 		return

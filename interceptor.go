@@ -60,7 +60,7 @@ func (c *Conn) lockLane(st *locksql.Statement) lane {
 
 // ConnQueryContext implements sqlmw.Interceptor.
 func (i *interceptor) ConnQueryContext(ctx context.Context, inner driver.QueryerContext, query string, args []driver.NamedValue) (context.Context, driver.Rows, error) {
-	rows, err := i.conn.run(ctx, i.statement, args, func(ctx context.Context) (driver.Rows, error) {
+	rows, err := i.conn.run(ctx, query, i.statement, args, func(ctx context.Context) (driver.Rows, error) {
 		return inner.QueryContext(ctx, query, args)
 	})
 	if err != nil {
@@ -78,11 +78,11 @@ func (i *interceptor) ConnExecContext(ctx context.Context, inner driver.ExecerCo
 			// without a prepared statement that would stay behind.
 			queryArgs = []driver.NamedValue{{Ordinal: 1, Value: pgx.QueryExecModeExec}}
 		}
-		return i.conn.runAsQuery(ctx, i.statement, args, func(ctx context.Context) (driver.Rows, error) {
+		return i.conn.runAsQuery(ctx, query, i.statement, args, func(ctx context.Context) (driver.Rows, error) {
 			return i.conn.queryer.QueryContext(ctx, query, queryArgs)
 		})
 	}
-	return i.conn.runExec(ctx, i.statement, args, func(ctx context.Context) (driver.Result, error) {
+	return i.conn.runExec(ctx, query, i.statement, args, func(ctx context.Context) (driver.Result, error) {
 		return inner.ExecContext(ctx, query, args)
 	})
 }
@@ -99,8 +99,8 @@ func needsRow(st *locksql.Statement) bool {
 }
 
 // runAsQuery runs an Exec as a query and answers as Exec would have.
-func (c *Conn) runAsQuery(ctx context.Context, st *locksql.Statement, args []driver.NamedValue, send func(context.Context) (driver.Rows, error)) (driver.Result, error) {
-	rows, err := c.run(ctx, st, args, send)
+func (c *Conn) runAsQuery(ctx context.Context, query string, st *locksql.Statement, args []driver.NamedValue, send func(context.Context) (driver.Rows, error)) (driver.Result, error) {
+	rows, err := c.run(ctx, query, st, args, send)
 	if err == nil {
 		err = rows.failure()
 	}
@@ -110,8 +110,8 @@ func (c *Conn) runAsQuery(ctx context.Context, st *locksql.Statement, args []dri
 	return driver.RowsAffected(len(rows.rows)), rows.Close()
 }
 
-func (c *Conn) runExec(ctx context.Context, st *locksql.Statement, args []driver.NamedValue, send func(context.Context) (driver.Result, error)) (result driver.Result, err error) {
-	_, err = c.run(ctx, st, args, func(ctx context.Context) (driver.Rows, error) {
+func (c *Conn) runExec(ctx context.Context, query string, st *locksql.Statement, args []driver.NamedValue, send func(context.Context) (driver.Result, error)) (result driver.Result, err error) {
+	_, err = c.run(ctx, query, st, args, func(ctx context.Context) (driver.Rows, error) {
 		result, err = send(ctx)
 		return nil, err
 	})
@@ -124,10 +124,10 @@ func (c *Conn) runExec(ctx context.Context, st *locksql.Statement, args []driver
 // run sends a plain lock statement, reads its one row where there is one, and
 // enters in the ledger what the server said. Everything the caller gets is as
 // the inner driver gave it, except where a rule at LevelError objects.
-func (c *Conn) run(ctx context.Context, st *locksql.Statement, args []driver.NamedValue, send func(context.Context) (driver.Rows, error)) (*replay, error) {
+func (c *Conn) run(ctx context.Context, query string, st *locksql.Statement, args []driver.NamedValue, send func(context.Context) (driver.Rows, error)) (*replay, error) {
 	caller, pooled := callSite()
 	attempts := c.attempts(st, args, caller)
-	spanCtx, span := c.startWait(ctx, st, attempts)
+	spanCtx, span := c.startWait(ctx, st, attempts, query)
 	err := c.admit(ctx, evidence{statement: st, attempts: attempts, pooled: pooled}, caller)
 	if err != nil {
 		span.refuse(err)
@@ -146,12 +146,14 @@ func (c *Conn) run(ctx context.Context, st *locksql.Statement, args []driver.Nam
 	c.armed = true
 	defer c.rearm()
 
+	stopWatching := c.watchWait(span, caller)
 	var read *replay
 	rows, err := send(spanCtx)
 	if err == nil && rows != nil {
 		read = readAll(rows)
 		err = read.failure()
 	}
+	stopWatching()
 	if ended := limit.done(ctx, err); ended != err {
 		err, read = ended, nil
 	}
@@ -165,11 +167,12 @@ func (c *Conn) run(ctx context.Context, st *locksql.Statement, args []driver.Nam
 		return given(read, err)
 	}
 	answers := c.answers(attempts, read, err)
+	span.startHolds(answers)
 	for i := range attempts {
 		attempts[i].Origin.err = err
 	}
 	c.ledger.Settle(attempts, answers, c.inTransaction())
-	span.end(attempts, answers, err)
+	span.end(answers, err)
 	if err != nil {
 		c.mourn(ctx, err)
 		if objection := c.settleDoubts(ctx); objection != nil {
@@ -411,7 +414,7 @@ func (c *Conn) plain(st *locksql.Statement, args []driver.NamedValue) bool {
 // in a number that only the server knows, or change what is held without
 // naming a lock function, or merely have been looked at because the connection
 // is armed.
-func (c *Conn) opaque(ctx context.Context, st *locksql.Statement, send func() error) error {
+func (c *Conn) opaque(ctx context.Context, query string, st *locksql.Statement, send func() error) error {
 	executes := c.ledger.Before(st.Steps)
 	if slices.ContainsFunc(st.Steps, func(s locksql.Step) bool { return s.Kind == locksql.StepPrepare && s.Session }) {
 		if err := c.admitPrepare(ctx, st); err != nil {
@@ -419,7 +422,7 @@ func (c *Conn) opaque(ctx context.Context, st *locksql.Statement, send func() er
 		}
 	}
 	session := st.Session && st.Form != locksql.NoCall || executes
-	span := c.startOpaque(ctx, st)
+	span := c.startOpaque(ctx, st, query)
 	if st.Form != locksql.NoCall || executes {
 		if err := c.admitOpaque(ctx, st, session); err != nil {
 			span.refuse(err)
@@ -537,6 +540,7 @@ func mayExecute(query string) bool {
 type stmt struct {
 	driver.Stmt
 	conn      *Conn
+	query     string
 	statement *locksql.Statement
 }
 
@@ -559,8 +563,8 @@ func (s convertingStmt) ColumnConverter(i int) driver.ValueConverter {
 	return s.converter.ColumnConverter(i)
 }
 
-func newStmt(c *Conn, inner driver.Stmt, st *locksql.Statement) driver.Stmt {
-	s := &stmt{Stmt: inner, conn: c, statement: st}
+func newStmt(c *Conn, inner driver.Stmt, query string, st *locksql.Statement) driver.Stmt {
+	s := &stmt{Stmt: inner, conn: c, query: query, statement: st}
 	if conv, ok := inner.(driver.ColumnConverter); ok { //nolint:staticcheck // as above
 		return convertingStmt{s, conv}
 	}
@@ -579,8 +583,8 @@ func (s *stmt) CheckNamedValue(nv *driver.NamedValue) error {
 // QueryContext implements driver.StmtQueryContext.
 func (s *stmt) QueryContext(ctx context.Context, args []driver.NamedValue) (driver.Rows, error) {
 	if s.conn.plain(s.statement, args) {
-		rows, err := s.conn.run(ctx, s.statement, args, func(ctx context.Context) (driver.Rows, error) {
-			return s.query(ctx, args)
+		rows, err := s.conn.run(ctx, s.query, s.statement, args, func(ctx context.Context) (driver.Rows, error) {
+			return s.sendQuery(ctx, args)
 		})
 		if err != nil {
 			return nil, err
@@ -588,8 +592,8 @@ func (s *stmt) QueryContext(ctx context.Context, args []driver.NamedValue) (driv
 		return rows, nil
 	}
 	var rows driver.Rows
-	err := s.conn.opaque(ctx, s.statement, func() (err error) {
-		rows, err = s.query(ctx, args)
+	err := s.conn.opaque(ctx, s.query, s.statement, func() (err error) {
+		rows, err = s.sendQuery(ctx, args)
 		return err
 	})
 	return rows, err
@@ -600,22 +604,22 @@ func (s *stmt) ExecContext(ctx context.Context, args []driver.NamedValue) (drive
 	switch {
 	case !s.conn.plain(s.statement, args):
 		var result driver.Result
-		err := s.conn.opaque(ctx, s.statement, func() (err error) {
-			result, err = s.exec(ctx, args)
+		err := s.conn.opaque(ctx, s.query, s.statement, func() (err error) {
+			result, err = s.sendExec(ctx, args)
 			return err
 		})
 		return result, err
 	case needsRow(s.statement):
-		return s.conn.runAsQuery(ctx, s.statement, args, func(ctx context.Context) (driver.Rows, error) {
-			return s.query(ctx, args)
+		return s.conn.runAsQuery(ctx, s.query, s.statement, args, func(ctx context.Context) (driver.Rows, error) {
+			return s.sendQuery(ctx, args)
 		})
 	}
-	return s.conn.runExec(ctx, s.statement, args, func(ctx context.Context) (driver.Result, error) {
-		return s.exec(ctx, args)
+	return s.conn.runExec(ctx, s.query, s.statement, args, func(ctx context.Context) (driver.Result, error) {
+		return s.sendExec(ctx, args)
 	})
 }
 
-func (s *stmt) query(ctx context.Context, args []driver.NamedValue) (driver.Rows, error) {
+func (s *stmt) sendQuery(ctx context.Context, args []driver.NamedValue) (driver.Rows, error) {
 	if q, ok := s.Stmt.(driver.StmtQueryContext); ok {
 		return q.QueryContext(ctx, args)
 	}
@@ -626,7 +630,7 @@ func (s *stmt) query(ctx context.Context, args []driver.NamedValue) (driver.Rows
 	return s.Stmt.Query(values) //nolint:staticcheck // drivers that have nothing newer
 }
 
-func (s *stmt) exec(ctx context.Context, args []driver.NamedValue) (driver.Result, error) {
+func (s *stmt) sendExec(ctx context.Context, args []driver.NamedValue) (driver.Result, error) {
 	if e, ok := s.Stmt.(driver.StmtExecContext); ok {
 		return e.ExecContext(ctx, args)
 	}

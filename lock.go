@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/pgadvlock/pgadvlock/internal/ledger"
 	"github.com/pgadvlock/pgadvlock/internal/locksql"
 )
@@ -139,7 +141,8 @@ func (c Caller) String() string {
 type origin struct {
 	since  time.Time
 	caller Caller
-	err    error // how the attempt ended, when that left a doubt
+	err    error      // how the attempt ended, when that left a doubt
+	hold   trace.Span // from the grant to the release; nil when nobody records it
 }
 
 func publicLock(l ledger.Lock[origin]) Lock {

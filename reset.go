@@ -130,7 +130,7 @@ func (c *Conn) giveBack() (keep bool) {
 		c.giveUp(ctx)
 		return false
 	}
-	c.ledger.Returned()
+	c.ledger.Returned(ledger.Leaked)
 	return c.innerValid()
 }
 
@@ -164,7 +164,9 @@ func (c *Conn) clean(ctx context.Context, state ledger.State, stays bool) bool {
 	}
 	unnumbered := slices.ContainsFunc(locks, func(l Lock) bool { return !l.Key.number })
 	ask := (state != ledger.Exact || unnumbered) && c.connector.mayReadLocks()
-	found, err := c.release(ctx, ask, stays && c.connector.settings.reset == ResetDiscardAll)
+	discard := stays && c.connector.settings.reset == ResetDiscardAll
+	found, err := c.release(ctx, ask, discard)
+	c.connector.metrics.reset(ctx, discard, err)
 	if found != nil {
 		locks = c.explain(found)
 	}
@@ -187,7 +189,7 @@ func (c *Conn) observe(ctx context.Context, state ledger.State) {
 			switch {
 			case err != nil: // the ledger's word then
 			case len(found) == 0:
-				c.ledger.Returned()
+				c.ledger.Returned(ledger.Lost) // the account was wrong: nothing is held
 				return
 			default:
 				locks = c.explain(found)
@@ -225,6 +227,7 @@ func (c *Conn) discard(ctx context.Context) error {
 	if err := c.send(ctx, "DISCARD ALL"); err != nil {
 		return err
 	}
+	c.ledger.Returned(ledger.Leaked)
 	c.ledger.After([]locksql.Step{{Kind: locksql.StepDiscardAll}})
 	if err := c.pgx.DeallocateAll(ctx); err != nil {
 		return err
@@ -397,10 +400,12 @@ func (c *Conn) innerValid() bool { return c.validator == nil || c.validator.IsVa
 // waits until the server has closed its end, which is after it released the
 // locks.
 func (c *Conn) giveUp(ctx context.Context) {
+	c.connector.metrics.gaveUp(ctx)
 	if c.pgx != nil {
 		_ = c.pgx.Close(ctx) // there is no other way to end it, and nobody to tell
 	}
-	c.ledger.Returned()
+	c.ledger.Returned(ledger.Leaked)
+	c.rearm()
 }
 
 // abandon ends a connection that database/sql closes while its ledger is not

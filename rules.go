@@ -72,6 +72,9 @@ const (
 	RuleReturnHookHidden Rule = "return-hook-hidden"
 	// RuleUnboundedWait: a wait that neither the context nor [WithMaxWait] ends.
 	RuleUnboundedWait Rule = "unbounded-wait"
+	// RuleLongWait: a wait longer than [WithWaitWarning], with those who hold
+	// the lock in the event's Err. At LevelError it acts as at LevelWarn.
+	RuleLongWait Rule = "long-wait"
 	// RuleWeakKey: a key made by the 32-bit hashtext(). Of 77,000 different
 	// names two have the same key with even odds.
 	RuleWeakKey Rule = "weak-key"
@@ -161,6 +164,9 @@ var ruleTable = []ruleRow{
 	{RuleReturnHookHidden, LevelWarn, LevelWarn,
 		"was held until now: the connection was handed out again without having been cleaned at its return",
 		"put pgadvlock outside the other driver wrapper, or use a wrapper that forwards driver.Validator"},
+	{RuleLongWait, LevelWarn, LevelWarn,
+		"has been waited for longer than pgadvlock_wait_warning",
+		"look at who holds it; pg_terminate_backend(pid) frees it"},
 	{RuleUnboundedWait, LevelOff, LevelWarn,
 		"is waited for without an end",
 		"use a context with a deadline, or set pgadvlock_max_wait"},

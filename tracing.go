@@ -8,8 +8,9 @@ import (
 	"errors"
 	"net"
 	"runtime/debug"
-	"strconv"
+	"slices"
 	"sync"
+	"time"
 
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
@@ -34,9 +35,27 @@ const (
 	attrPoolMode   = attribute.Key("pgadvlock.pool_mode")
 	attrRule       = attribute.Key("pgadvlock.rule")
 	attrLevel      = attribute.Key("pgadvlock.level")
+	attrEnd        = attribute.Key("pgadvlock.end")
+	attrReset      = attribute.Key("pgadvlock.reset")
+	attrResult     = attribute.Key("pgadvlock.result")
+
+	// of the events that tell of a wait
+	attrHolderPID   = attribute.Key("pgadvlock.holder.pid")
+	attrHolderApp   = attribute.Key("pgadvlock.holder.application_name")
+	attrHolderAddr  = attribute.Key("pgadvlock.holder.client_address")
+	attrHolderState = attribute.Key("pgadvlock.holder.state")
+	attrHolderSince = attribute.Key("pgadvlock.holder.since")
+	attrHolderMode  = attribute.Key("pgadvlock.holder.lock_mode")
+	attrWaiterPID   = attribute.Key("pgadvlock.waiter.pid")
 )
 
-const opaqueSpan = "advisory lock"
+// The names of spans that are not named after a function, and of span events.
+const (
+	opaqueSpan   = "advisory lock"
+	holdSpan     = "advisory lock held"
+	blockedEvent = "advisory lock blocked"
+	wantedEvent  = "advisory lock wanted"
+)
 
 // version is the version of this module in the program's build.
 var version = sync.OnceValue(func() string {
@@ -68,6 +87,9 @@ func newTracer(s *settings) trace.Tracer {
 type waitSpan struct {
 	trace.Span
 	conn      *Conn
+	ctx       context.Context // the caller's, for what comes of the wait
+	began     time.Time
+	attempts  []ledger.Attempt[origin]
 	reentrant bool
 }
 
@@ -80,15 +102,7 @@ func (c *Conn) spanStart(name string) []trace.SpanStartOption {
 	if start, ok := c.starts[name]; ok {
 		return start
 	}
-	attrs := []attribute.KeyValue{semconv.DBSystemNamePostgreSQL, semconv.DBQuerySummary("SELECT " + name)}
-	if c.pgx != nil {
-		cfg := c.pgx.Config()
-		host, port := cfg.Host, int(cfg.Port)
-		if remote, ok := c.pgx.PgConn().Conn().RemoteAddr().(*net.TCPAddr); ok && len(cfg.Fallbacks) > 0 {
-			host, port = remote.IP.String(), remote.Port // the host of the config may not be the one that answered
-		}
-		attrs = append(attrs, semconv.DBNamespace(cfg.Database), semconv.ServerAddress(host), semconv.ServerPort(port))
-	}
+	attrs := append(c.serverAttributes(), semconv.DBQuerySummary("SELECT "+name))
 	start := []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(attrs...)}
 	if c.starts == nil {
 		c.starts = spanStarts{}
@@ -97,15 +111,30 @@ func (c *Conn) spanStart(name string) []trace.SpanStartOption {
 	return start
 }
 
+// serverAttributes say which server and database a connection leads to.
+func (c *Conn) serverAttributes() []attribute.KeyValue {
+	attrs := []attribute.KeyValue{semconv.DBSystemNamePostgreSQL}
+	if c.pgx == nil {
+		return attrs
+	}
+	cfg := c.pgx.Config()
+	host, port := cfg.Host, int(cfg.Port)
+	if remote, ok := c.pgx.PgConn().Conn().RemoteAddr().(*net.TCPAddr); ok && len(cfg.Fallbacks) > 0 {
+		host, port = remote.IP.String(), remote.Port // the host of the config may not be the one that answered
+	}
+	return append(attrs, semconv.DBNamespace(cfg.Database), semconv.ServerAddress(host), semconv.ServerPort(port))
+}
+
 // startWait starts the span of a plain lock statement, named after its first
 // function.
-func (c *Conn) startWait(ctx context.Context, st *locksql.Statement, attempts []ledger.Attempt[origin]) (context.Context, waitSpan) {
+func (c *Conn) startWait(ctx context.Context, st *locksql.Statement, attempts []ledger.Attempt[origin], query string) (context.Context, waitSpan) {
 	name := st.Calls[0].Func.String()
-	ctx, span := c.connector.tracer.Start(ctx, name, c.spanStart(name)...)
-	w := waitSpan{Span: span, conn: c}
+	spanCtx, span := c.connector.tracer.Start(ctx, name, c.spanStart(name)...)
+	w := waitSpan{Span: span, conn: c, ctx: ctx, began: time.Now(), attempts: attempts}
 	if !span.IsRecording() {
-		return ctx, w
+		return spanCtx, w
 	}
+	c.setQueryText(span, query)
 	var keys, spaces, modes, scopes []string
 	blocking := false
 	for _, at := range attempts {
@@ -124,7 +153,15 @@ func (c *Conn) startWait(ctx context.Context, st *locksql.Statement, attempts []
 	setText(span, attrLockMode, modes)
 	setText(span, attrScope, scopes)
 	span.SetAttributes(attrBlocking.Bool(blocking))
-	return ctx, w
+	return spanCtx, w
+}
+
+// setQueryText shows the statement, which may hold what nobody should read,
+// only where pgadvlock_query_text says so.
+func (c *Conn) setQueryText(span trace.Span, query string) {
+	if c.connector.settings.queryText {
+		span.SetAttributes(semconv.DBQueryText(query))
+	}
 }
 
 // setText sets one text, or an array when the statement has several calls.
@@ -139,22 +176,76 @@ func setText(span trace.Span, key attribute.Key, values []string) {
 }
 
 // end ends the span with what the server answered.
-func (w waitSpan) end(attempts []ledger.Attempt[origin], answers []ledger.Answer, err error) {
+func (w waitSpan) end(answers []ledger.Answer, err error) {
 	if err != nil {
 		w.fail(err)
 		return
 	}
+	w.conn.connector.metrics.waited(w.ctx, w.began, w.attempts, func(i int) string { return outcome(w.attempts[i].Func, answers[i]) })
 	if !w.IsRecording() {
 		w.End()
 		return
 	}
-	outcomes := make([]string, len(attempts))
-	for i, at := range attempts {
+	outcomes := make([]string, len(w.attempts))
+	for i, at := range w.attempts {
 		outcomes[i] = outcome(at.Func, answers[i])
 	}
 	setText(w.Span, attrOutcome, outcomes)
 	w.SetAttributes(attrReentrant.Bool(w.reentrant))
 	w.finish()
+}
+
+// startHolds starts the spans of the locks that were granted, in the caller's
+// trace, where the wait's own span is recorded.
+func (w waitSpan) startHolds(answers []ledger.Answer) {
+	if !w.IsRecording() {
+		return
+	}
+	for i := range w.attempts {
+		at := &w.attempts[i]
+		again := slices.ContainsFunc(w.attempts[:i], func(b ledger.Attempt[origin]) bool { return b.Func == at.Func && b.Key == at.Key })
+		if at.Func.Release() || answers[i] != ledger.Yes || again || w.conn.ledger.Count(*at) > 0 ||
+			!at.Func.Session() && !w.conn.inTransaction() {
+			continue
+		}
+		l := attemptedLock(*at)
+		_, at.Origin.hold = w.conn.connector.tracer.Start(w.ctx, holdSpan, trace.WithSpanKind(trace.SpanKindInternal),
+			trace.WithLinks(trace.Link{SpanContext: w.SpanContext()}),
+			trace.WithAttributes(semconv.DBSystemNamePostgreSQL, attrKey.String(l.Key.String()), attrKeySpace.String(at.Key.Space.String()),
+				attrLockMode.String(l.Mode.String()), attrScope.String(l.Scope.String()), attrBackendPID.Int64(int64(w.conn.backendPID.Load())),
+				semconv.CodeFilePath(l.Caller.File), semconv.CodeLineNumber(l.Caller.Line), semconv.CodeFunctionName(l.Caller.Function)))
+	}
+}
+
+// endHold ends the span of a lock that is held no more, and measures it.
+func (c *Conn) endHold(e ledger.Ended[origin]) {
+	c.connector.metrics.held(context.Background(), e)
+	if span := e.Origin.hold; span != nil {
+		span.SetAttributes(attrEnd.String(e.End.String()))
+		if e.End == ledger.Leaked || e.End == ledger.Lost {
+			span.SetStatus(codes.Error, e.End.String())
+		}
+		span.End()
+	}
+}
+
+// blocked tells the wait's span who holds the lock, and links it to the spans
+// of those that the same Connector has; those hear that somebody waits.
+func (w waitSpan) blocked(holders []holder) {
+	var pids []int64
+	var apps, addrs, states, sinces, modes []string
+	for _, h := range holders {
+		pids = append(pids, int64(h.pid))
+		apps, addrs, states = append(apps, h.application), append(addrs, h.address), append(states, h.state)
+		sinces, modes = append(sinces, h.sinceText()), append(modes, h.mode.String())
+		if h.span == nil {
+			continue
+		}
+		w.AddLink(trace.Link{SpanContext: h.span.SpanContext()})
+		h.span.AddEvent(wantedEvent, trace.WithAttributes(attrWaiterPID.Int64(int64(w.conn.backendPID.Load()))))
+	}
+	w.AddEvent(blockedEvent, trace.WithAttributes(attrHolderPID.Int64Slice(pids), attrHolderApp.StringSlice(apps), attrHolderAddr.StringSlice(addrs),
+		attrHolderState.StringSlice(states), attrHolderSince.StringSlice(sinces), attrHolderMode.StringSlice(modes)))
 }
 
 func (w waitSpan) finish() {
@@ -181,10 +272,6 @@ func (w waitSpan) refuse(err error) {
 // fail ends the span with an error. A PostgreSQL error's text may quote an
 // argument, so only its SQLSTATE is told.
 func (w waitSpan) fail(err error) {
-	if !w.IsRecording() {
-		w.End()
-		return
-	}
 	state := sqlState(err)
 	word := "error"
 	switch {
@@ -194,6 +281,11 @@ func (w waitSpan) fail(err error) {
 		word = "canceled"
 	case state == "40P01":
 		word = "deadlock"
+	}
+	w.conn.connector.metrics.waited(w.ctx, w.began, w.attempts, func(int) string { return word })
+	if !w.IsRecording() {
+		w.End()
+		return
 	}
 	w.SetAttributes(attrOutcome.String(word))
 	if state != "" {
@@ -222,12 +314,15 @@ func outcome(f locksql.Func, a ledger.Answer) string {
 
 // startOpaque starts the one span of a statement whose calls are not counted.
 // For a statement without a call there is none.
-func (c *Conn) startOpaque(ctx context.Context, st *locksql.Statement) waitSpan {
+func (c *Conn) startOpaque(ctx context.Context, st *locksql.Statement, query string) waitSpan {
 	if st.Form == locksql.NoCall {
 		return waitSpan{}
 	}
 	_, span := c.connector.tracer.Start(ctx, opaqueSpan, c.spanStart(opaqueSpan)...)
-	return waitSpan{Span: span, conn: c}
+	if span.IsRecording() {
+		c.setQueryText(span, query)
+	}
+	return waitSpan{Span: span, conn: c, ctx: ctx, began: time.Now()}
 }
 
 func (w waitSpan) endOpaque(err error) {
@@ -252,7 +347,7 @@ func addSpanEvent(ctx context.Context, e Event) {
 		attrs = append(attrs, attrKey.String(e.Locks[0].Key.String()))
 	}
 	if e.BackendPID != 0 {
-		attrs = append(attrs, attribute.Key(attrBackendPID).String(strconv.FormatUint(uint64(e.BackendPID), 10)))
+		attrs = append(attrs, attrBackendPID.Int64(int64(e.BackendPID)))
 	}
 	span.AddEvent("pgadvlock "+string(e.Rule), trace.WithAttributes(attrs...))
 }

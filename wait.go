@@ -5,11 +5,16 @@ package pgadvlock
 // error.
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
+
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/pgadvlock/pgadvlock/internal/ledger"
 	"github.com/pgadvlock/pgadvlock/internal/lockorder"
@@ -283,7 +288,7 @@ func (c *Conn) lose(ctx context.Context, err error) {
 	if locks := c.sessionLocks(); len(locks) > 0 {
 		_ = c.object(ctx, RuleLostLock, locks, Caller{}, err)
 	}
-	c.ledger.Returned()
+	c.ledger.Returned(ledger.Lost)
 	c.rearm()
 }
 
@@ -291,4 +296,216 @@ func (c *Conn) lose(ctx context.Context, err error) {
 func (c *Conn) unboundedWait(ctx context.Context) bool {
 	_, deadline := ctx.Deadline()
 	return !deadline && c.connector.settings.maxWait == time.Duration(0)
+}
+
+// holder is a session that has a lock which another one waits for.
+type holder struct {
+	pid         uint32
+	mode        LockMode
+	application string
+	address     string // of its client, "" over a Unix socket
+	state       string // as in pg_stat_activity; "" when this role may not see it
+	since       time.Time
+	span        trace.Span // of its hold, when the same Connector has it
+}
+
+func (h holder) sinceText() string {
+	if h.since.IsZero() {
+		return ""
+	}
+	return h.since.UTC().Format(time.RFC3339Nano)
+}
+
+// String describes the holder for people.
+func (h holder) String() string {
+	s := fmt.Sprintf("pid %d", h.pid)
+	if h.application != "" {
+		s += " (" + h.application + ")"
+	}
+	if h.address != "" {
+		s += " from " + h.address
+	}
+	if h.state == "" {
+		return s + ", its state not visible to this role"
+	}
+	return s + ", " + h.state + " since " + h.sinceText()
+}
+
+// sqlHolders asks who has a lock that a session waits for. A key that is a
+// number is looked for as such; one that is an expression as what the waiting
+// backend waits for, so that it need not be computed.
+const (
+	sqlHolders = `SELECT h.pid, h.mode, COALESCE(a.application_name, ''), COALESCE(pg_catalog.host(a.client_addr), ''), COALESCE(a.state, ''),
+	COALESCE(pg_catalog.date_part('epoch', a.state_change)::pg_catalog.text, ''), h.classid, h.objid, h.objsubid
+FROM pg_catalog.pg_locks h JOIN %s
+	AND h.database OPERATOR(pg_catalog.=) w.database AND h.classid OPERATOR(pg_catalog.=) w.classid
+	AND h.objid OPERATOR(pg_catalog.=) w.objid AND h.objsubid OPERATOR(pg_catalog.=) w.objsubid
+LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid OPERATOR(pg_catalog.=) h.pid
+WHERE h.locktype OPERATOR(pg_catalog.=) 'advisory' AND h.granted ORDER BY h.pid LIMIT 20`
+	sqlWantedKey = `(SELECT d.oid AS database, '%d'::pg_catalog.oid AS classid, '%d'::pg_catalog.oid AS objid, '%d'::pg_catalog.int2 AS objsubid
+	FROM pg_catalog.pg_database d WHERE d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()) w ON true`
+	sqlWantedBy = `pg_catalog.pg_locks w ON w.locktype OPERATOR(pg_catalog.=) 'advisory' AND NOT w.granted
+	AND w.pid OPERATOR(pg_catalog.=) %d`
+)
+
+// holdersOf is the question who has what the attempt waits for.
+func (c *Conn) holdersOf(at ledger.Attempt[origin]) string {
+	wanted := fmt.Sprintf(sqlWantedBy, int32(c.backendPID.Load()))
+	switch k := at.Key; {
+	case k.Kind != locksql.KeyNumber:
+	case k.Space == locksql.Pair:
+		wanted = fmt.Sprintf(sqlWantedKey, uint32(k.Pair[0]), uint32(k.Pair[1]), 2)
+	default:
+		wanted = fmt.Sprintf(sqlWantedKey, uint32(k.Bigint>>32), uint32(k.Bigint), 1)
+	}
+	return fmt.Sprintf(sqlHolders, wanted)
+}
+
+// watchWait watches over a wait from beside it: after pgadvlock_blocker_after
+// and pgadvlock_wait_warning it asks who holds the lock. The function that it
+// returns must be called when the wait has ended; nothing runs after it.
+func (c *Conn) watchWait(span waitSpan, caller Caller) (stop func()) {
+	i := slices.IndexFunc(span.attempts, func(at ledger.Attempt[origin]) bool { return at.Func.Blocking() })
+	if i < 0 || c.pgx == nil {
+		return func() {}
+	}
+	waited := span.attempts[i]
+	type step struct {
+		after time.Duration
+		do    func(context.Context)
+	}
+	var steps []step
+	s := c.connector.settings
+	if s.blockerAfter > 0 && span.IsRecording() {
+		steps = append(steps, step{s.blockerAfter, func(ctx context.Context) {
+			if holders, err := c.holders(ctx, waited); err == nil && ctx.Err() == nil {
+				span.blocked(holders)
+			}
+		}})
+	}
+	if s.waitWarning > 0 && c.connector.discipline.level(RuleLongWait) > LevelOff {
+		steps = append(steps, step{s.waitWarning, func(ctx context.Context) {
+			holders, err := c.holders(ctx, waited)
+			if ctx.Err() == nil {
+				_ = c.object(ctx, RuleLongWait, []Lock{attemptedLock(waited)}, caller, heldBy(holders, err)) // nobody to refuse
+			}
+		}})
+	}
+	if len(steps) == 0 {
+		return func() {}
+	}
+	slices.SortFunc(steps, func(a, b step) int { return cmp.Compare(a.after, b.after) })
+	ctx, cancel := context.WithCancel(context.WithoutCancel(span.ctx))
+	done := make(chan struct{})
+	timer := time.AfterFunc(steps[0].after, func() {
+		defer close(done)
+		for _, step := range steps {
+			if !sleepUntil(ctx, span.began.Add(step.after)) {
+				return
+			}
+			step.do(ctx)
+		}
+	})
+	return func() {
+		cancel()
+		if !timer.Stop() {
+			<-done
+		}
+	}
+}
+
+// heldBy says who holds a lock, as the reason of a report.
+func heldBy(holders []holder, err error) error {
+	if err != nil {
+		return fmt.Errorf("who holds it could not be found out: %w", err)
+	}
+	if len(holders) == 0 {
+		return errors.New("nobody holds it now: others wait before it")
+	}
+	words := make([]string, len(holders))
+	for i, h := range holders {
+		words[i] = h.String()
+	}
+	return errors.New("held by " + strings.Join(words, "; "))
+}
+
+func sleepUntil(ctx context.Context, t time.Time) bool {
+	timer := time.NewTimer(time.Until(t))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// holders asks, on a connection of its own, who holds the lock that the
+// connection waits for. One such connection is open at a time for a Connector,
+// and none when nobody asks. It may run beside a statement on the connection
+// itself, so it touches nothing of it that changes.
+func (c *Conn) holders(ctx context.Context, waited ledger.Attempt[origin]) (holders []holder, err error) {
+	defer func() {
+		if ctx.Err() == nil {
+			c.connector.metrics.lookedUp(ctx, err)
+		}
+	}()
+	select {
+	case c.connector.asking <- struct{}{}:
+		defer func() { <-c.connector.asking }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.connector.settings.resetTimeout)
+	defer cancel()
+	conn, err := c.dialAgain(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		_ = conn.Close(ctx) // the answer is there, or the error is
+		<-conn.CleanupDone()
+	}()
+	results, err := conn.Exec(ctx, c.holdersOf(waited)).ReadAll()
+	if err != nil {
+		return nil, err
+	}
+	for _, row := range results[0].Rows {
+		pid, _ := strconv.ParseInt(string(row[0]), 10, 64) // an int4 column
+		h := holder{pid: uint32(pid), application: string(row[2]), address: string(row[3]), state: string(row[4])}
+		if string(row[1]) == "ShareLock" {
+			h.mode = ShareLock
+		}
+		if seconds, err := strconv.ParseFloat(string(row[5]), 64); err == nil {
+			h.since = time.UnixMicro(int64(seconds * 1e6))
+		}
+		h.span = c.connector.holdOf(h.pid, lockOfRow([]string{string(row[6]), string(row[7]), string(row[8]), string(row[1])}))
+		holders = append(holders, h)
+	}
+	return holders, nil
+}
+
+// holdOf finds the span of a lock that a connection of this Connector holds: by
+// its number, or as the only one of its mode and key space there.
+func (c *Connector) holdOf(pid uint32, lock Lock) trace.Span {
+	for _, cn := range c.connections() {
+		if cn.backendPID.Load() != pid {
+			continue
+		}
+		var alike []trace.Span
+		for _, l := range cn.ledger.Held() {
+			held := publicLock(l)
+			switch {
+			case held.Mode != lock.Mode || held.Key.space != lock.Key.space:
+			case held.Key == lock.Key:
+				return l.Origin.hold
+			case !held.Key.number:
+				alike = append(alike, l.Origin.hold)
+			}
+		}
+		if len(alike) == 1 {
+			return alike[0]
+		}
+	}
+	return nil
 }

@@ -517,46 +517,50 @@ func contexts(w *witness) {
 	w.stats("ended before")
 
 	// The context ends in the middle of a statement, in every way to send one.
-	stmt, err := w.db.PrepareContext(w.Context(), query)
-	must(w, err)
-	defer stmt.Close()
 	for _, end := range []error{context.Canceled, context.DeadlineExceeded} {
 		for _, way := range []struct {
 			name string
-			do   func(context.Context) error
+			do   func(ctx context.Context, tag string) error
 		}{
-			{"exec", func(ctx context.Context) error { _, err := w.db.ExecContext(ctx, query); return err }},
-			{"query", func(ctx context.Context) error { return w.db.QueryRowContext(ctx, query).Scan(&n) }},
-			{"prepared", func(ctx context.Context) error { return stmt.QueryRowContext(ctx).Scan(&n) }},
-			{"transaction", func(ctx context.Context) error {
+			{"exec", func(ctx context.Context, tag string) error { _, err := w.db.ExecContext(ctx, tag+query); return err }},
+			{"query", func(ctx context.Context, tag string) error { return w.db.QueryRowContext(ctx, tag+query).Scan(&n) }},
+			{"prepared", func(ctx context.Context, tag string) error {
+				stmt, err := w.db.PrepareContext(w.Context(), tag+query)
+				if err != nil {
+					return err
+				}
+				defer stmt.Close()
+				return stmt.QueryRowContext(ctx).Scan(&n)
+			}},
+			{"transaction", func(ctx context.Context, tag string) error {
 				tx, err := w.db.BeginTx(ctx, nil)
 				if err != nil {
 					return err
 				}
-				_, err = tx.ExecContext(ctx, query)
+				_, err = tx.ExecContext(ctx, tag+query)
 				_ = tx.Rollback()
 				return err
 			}},
-			{"statement in a transaction that lives on", func(ctx context.Context) error {
+			{"statement in a transaction that lives on", func(ctx context.Context, tag string) error {
 				tx, err := w.db.BeginTx(w.Context(), nil)
 				if err != nil {
 					return err
 				}
-				_, err = tx.ExecContext(ctx, query)
+				_, err = tx.ExecContext(ctx, tag+query)
 				w.sayLost("commit then", tx.Commit())
 				return err
 			}},
-			{"wait for a lock", func(ctx context.Context) error {
+			{"wait for a lock", func(ctx context.Context, tag string) error {
 				conn, err := w.db.Conn(w.Context())
 				if err != nil {
 					return err
 				}
 				defer conn.Close()
-				_, err = conn.ExecContext(ctx, "SELECT pg_advisory_lock($1)", 5)
+				_, err = conn.ExecContext(ctx, tag+"SELECT pg_advisory_lock($1)", 5)
 				return err
 			}},
-			{"rows", func(ctx context.Context) error {
-				rows, err := w.db.QueryContext(ctx, "SELECT repeat('x', 1000) FROM generate_series(1, 10000000)")
+			{"rows", func(ctx context.Context, tag string) error {
+				rows, err := w.db.QueryContext(ctx, tag+"SELECT repeat('x', 1000) FROM generate_series(1, 10000000)")
 				if err != nil {
 					return err
 				}
@@ -569,8 +573,9 @@ func contexts(w *witness) {
 			w.see.Lock(5)
 			ctx := &endingContext{Context: w.Context(), done: make(chan struct{}), err: end}
 			result := make(chan error)
-			go func() { result <- way.do(ctx) }()
-			w.running()
+			tag := fmt.Sprintf("/* %v, %s */ ", end, way.name)
+			go func() { result <- way.do(ctx, tag) }()
+			w.running(tag)
 			ctx.end()
 			err := <-result
 			label := end.Error() + ", " + way.name
@@ -578,7 +583,7 @@ func contexts(w *witness) {
 			w.see.Unlock(5)
 			w.say(label+", then", w.db.QueryRowContext(w.Context(), "SELECT 1").Scan(&n), n)
 			w.stats(label)
-			w.held(label)
+			w.see.WaitFor(5*time.Second, "nothing is held", func(l []pgtest.Lock) bool { return len(l) == 0 })
 		}
 	}
 
@@ -636,13 +641,12 @@ func (c *endingContext) end() {
 	close(c.done)
 }
 
-// running waits until the server works on the statement that is to be
-// interrupted.
-func (w *witness) running() {
+// running waits until the server works on the statement with the tag.
+func (w *witness) running(tag string) {
 	w.Helper()
 	pgtest.Eventually(w, 10*time.Second, "the statement runs", func() (yes bool) {
-		must(w, w.see.Conn().QueryRow(w.Context(), `SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database()
-			AND pid <> pg_backend_pid() AND state = 'active' AND (wait_event IN ('PgSleep', 'advisory') OR query LIKE '%generate_series%')`).Scan(&yes))
+		must(w, w.see.Conn().QueryRow(w.Context(), `SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database() AND state = 'active'
+			AND starts_with(query, $1) AND (wait_event IN ('PgSleep', 'advisory') OR query LIKE '%generate_series%')`, tag).Scan(&yes))
 		return yes
 	})
 }

@@ -59,6 +59,27 @@ const (
 	Null                  // a NULL key: the strict function was not run
 )
 
+// End is how a lock ended.
+type End uint8
+
+const (
+	Unlocked       End = iota // given back by the program
+	TransactionEnd            // with its transaction, or a ROLLBACK TO
+	Leaked                    // taken back when its connection was returned
+	Lost                      // with its connection
+)
+
+// String returns the end as telemetry names it.
+func (e End) String() string {
+	return [...]string{"unlocked", "transaction_end", "leaked", "lost"}[e]
+}
+
+// Ended is a lock that is held no more.
+type Ended[Origin any] struct {
+	Lock[Origin]
+	End End
+}
+
 // Ledger is the account of one connection. The zero value is a clean ledger.
 // Its methods are safe for concurrent use: the connection writes, observers
 // such as Connector.Sessions read.
@@ -76,6 +97,8 @@ type Ledger[Origin any] struct {
 	doubts  []Attempt[Origin] // ended in an error, perhaps granted all the same
 	tainted bool
 	escaped bool
+
+	ended []Ended[Origin] // not fetched by Settled yet
 
 	cursor   bool                // a DECLAREd cursor may still take locks, at FETCH or COMMIT
 	prepared map[string]struct{} // PREPAREd statements with a session-level call in them
@@ -125,18 +148,19 @@ func (l *Ledger[O]) add(at Attempt[O]) {
 }
 
 // remove takes one count away; false when there is none.
-func (l *Ledger[O]) remove(k id) bool {
+func (l *Ledger[O]) remove(k id, end End) bool {
 	n := l.lines[k]
 	if n == nil {
 		return false
 	}
 	if n.Count--; n.Count == 0 {
-		l.drop(k, n)
+		l.drop(k, n, end)
 	}
 	return true
 }
 
-func (l *Ledger[O]) drop(k id, n *line[O]) {
+func (l *Ledger[O]) drop(k id, n *line[O], end End) {
+	l.ended = append(l.ended, Ended[O]{n.Lock, end})
 	delete(l.lines, k)
 	if n.older == nil {
 		l.oldest = n.newer
@@ -154,10 +178,10 @@ func (l *Ledger[O]) drop(k id, n *line[O]) {
 }
 
 // dropAll drops the lines of one scope.
-func (l *Ledger[O]) dropAll(xact bool) {
+func (l *Ledger[O]) dropAll(xact bool, end End) {
 	for n := l.oldest; n != nil; n = n.newer {
 		if n.Xact == xact {
-			l.drop(id{n.Key, n.Share, n.Xact}, n)
+			l.drop(id{n.Key, n.Share, n.Xact}, n, end)
 		}
 	}
 }
@@ -181,13 +205,16 @@ func (l *Ledger[O]) state() State {
 	return Clean
 }
 
-// Armed reports whether the driver must look at every statement of the
-// connection, because some may change what is held without naming a lock
-// function: transaction control, EXECUTE, DISCARD.
-func (l *Ledger[O]) Armed() bool {
+// Settled returns what the driver needs after it has written to the ledger:
+// whether the connection is armed, and the locks that have ended since the
+// last time. While it is armed the driver must look at every statement,
+// because some change what is held without naming a lock function: transaction
+// control, EXECUTE, DISCARD.
+func (l *Ledger[O]) Settled() (armed bool, ended []Ended[O]) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.state() != Clean || l.xacts > 0 || len(l.prepared) > 0 || l.cursor
+	ended, l.ended = l.ended, nil
+	return l.state() != Clean || l.xacts > 0 || len(l.prepared) > 0 || l.cursor, ended
 }
 
 // Held returns the locks in the ledger, oldest first.
@@ -285,7 +312,7 @@ func (l *Ledger[O]) settle(at Attempt[O], answer Answer, inTransaction, alone bo
 		// A release that contradicts the account: the account is wrong, for
 		// instance because one key was spelled in two ways.
 		known := l.lines[at.id()] != nil
-		if answer == Yes && !l.remove(at.id()) || answer == No && known {
+		if answer == Yes && !l.remove(at.id(), Unlocked) || answer == No && known {
 			l.tainted = true
 		}
 	case answer != Yes:
@@ -336,7 +363,7 @@ func (l *Ledger[O]) Resolve(held []Attempt[O]) {
 // releasedAll enters that the session gave all its session locks back. A
 // cursor that is still open may take more, so it keeps the ledger tainted.
 func (l *Ledger[O]) releasedAll() {
-	l.dropAll(false)
+	l.dropAll(false, Unlocked)
 	l.doubts = nil
 	l.tainted = l.cursor
 }
@@ -452,7 +479,7 @@ func (l *Ledger[O]) rollbackTo(name string) {
 		l.marks = nil
 	}
 	for _, k := range l.trail[taken:] {
-		l.remove(k)
+		l.remove(k, TransactionEnd)
 	}
 	l.trail = l.trail[:taken]
 }
@@ -466,19 +493,19 @@ func (l *Ledger[O]) EndTransaction() {
 
 func (l *Ledger[O]) endTransaction() {
 	if l.xacts > 0 {
-		l.dropAll(true)
+		l.dropAll(true, TransactionEnd)
 	}
 	l.trail, l.marks = nil, nil
 }
 
 // Returned enters that the connection holds nothing any more and is idle: all
-// session locks were released, no transaction is open, and a cursor WITH HOLD
-// has run its query at COMMIT. What was PREPAREd stays.
-func (l *Ledger[O]) Returned() {
+// session locks were taken back or lost, no transaction is open, and a cursor
+// WITH HOLD has run its query at COMMIT. What was PREPAREd stays.
+func (l *Ledger[O]) Returned(end End) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.lines, l.oldest, l.newest, l.xacts = nil, nil, nil, 0
-	l.trail, l.marks, l.doubts = nil, nil, nil
-	l.pending, l.waiting = false, nil
+	l.endTransaction()
+	l.dropAll(false, end)
+	l.pending, l.waiting, l.doubts = false, nil, nil
 	l.tainted, l.escaped, l.cursor = false, false, false
 }

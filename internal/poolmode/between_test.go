@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -29,7 +30,6 @@ func TestLatency(t *testing.T) {
 			{Direct, s.DSN(db)},
 			{Session, s.BouncerDSN(db, "session")},
 			{Transaction, s.BouncerDSN(db, "transaction")},
-			{Statement, s.BouncerDSN(db, "statement")},
 		} {
 			t.Run(fmt.Sprintf("%s, %s", tt.mode, added), func(t *testing.T) {
 				t.Parallel()
@@ -199,6 +199,42 @@ func TestTwoServers(t *testing.T) {
 	})
 	v := mustBe(t, Unknown, dsn)
 	if !strings.Contains(v.Evidence, "different servers") {
+		t.Errorf("the evidence is %q", v.Evidence)
+	}
+}
+
+// Somebody else's statement on C's backend is evidence, whoever it is and wherever B is.
+func TestBackendUsedByOthers(t *testing.T) {
+	s := pgtest.Shared(t)
+	var c *wire
+	var others atomic.Bool // whoever is at work on C's backend
+	done := make(chan struct{}, 1)
+	v := mustBe(t, Transaction, proxy(t, s.DSN(s.NewDB(t)), func(n int, w *wire) string {
+		switch n {
+		case 1:
+			c = w
+			w.fromServer = func(m pgproto3.BackendMessage) {
+				if !others.Load() {
+					w.toClient(m)
+				} else if _, ok := m.(*pgproto3.ReadyForQuery); ok {
+					others.Store(false)
+					done <- struct{}{}
+				}
+			}
+		case 2:
+			w.fromClient = func(m pgproto3.FrontendMessage) {
+				if _, ok := m.(*pgproto3.Query); ok {
+					others.Store(true)
+					c.toServer(&pgproto3.Query{String: "SELECT 'somebody else'"})
+					<-done
+				}
+				w.toServer(m)
+			}
+		}
+		w.greets(fakePID + uint32(n))
+		return ""
+	}))
+	if !strings.Contains(v.Evidence, "used by somebody else") {
 		t.Errorf("the evidence is %q", v.Evidence)
 	}
 }

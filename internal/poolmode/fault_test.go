@@ -238,7 +238,7 @@ func TestInterrupted(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		step int64 // from point to point: silence takes its time
-	}{{"broken", 1}, {"canceled", 1}, {"silent", 4}} {
+	}{{"broken", 1}, {"canceled", 1}, {"silent", 6}} {
 		for _, mode := range []Mode{Session, Transaction, Statement} {
 			t.Run(fmt.Sprintf("%s, %s", tt.name, mode), func(t *testing.T) {
 				noLeaks(t)

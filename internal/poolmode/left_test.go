@@ -3,9 +3,11 @@ package poolmode
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 
+	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/pgadvlock/pgadvlock/internal/pgtest"
 )
 
@@ -33,27 +35,52 @@ func TestNothingLeftBehind(t *testing.T) {
 	asBefore(t, s, db, kinds[1].dsn, kinds[2].dsn, kinds[3].dsn)
 }
 
-// The same where it needs step 4 to find transaction pooling: it LISTENs on
-// backends that are the pool's.
+// The same where it takes step 4 to find transaction pooling, for C and B share no
+// pool: then C LISTENs on a backend that is everybody's.
 func TestNoListenLeftBehind(t *testing.T) {
 	s := pgtest.Shared(t)
-	one := s.Bouncer(t, "so_reuseport=1")
-	two := s.Bouncer(t, "so_reuseport=1", fmt.Sprintf("listen_port=%d", one.Port()))
-	noLeaks(t)
-	db := s.NewDB(t)
-	dsn := one.DSN(db, "transaction")
-	for range max(4, probes(t)/5) {
-		if v, _ := probeOnce(t, dsn); v.Mode != Transaction {
-			t.Errorf("the mode is %q: %s", v.Mode, v.Evidence)
-		}
-	}
-	asBefore(t, s, db, dsn)
-	for _, b := range []*pgtest.Bouncer{one, two} {
-		pgtest.Eventually(t, unhindered, "the pooler has no client left", func() bool {
-			clients, err := b.Console("SHOW CLIENTS")
-			return err == nil && len(clients) == 1 // the console itself
+	b := s.Bouncer(t)
+	for _, tt := range []struct{ name, evidence string }{
+		{"the same backend", "did not reach an idle client"},
+		{"another backend", "was moved from backend"}, // than the one before
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			noLeaks(t)
+			db := s.NewDB(t)
+			pooled := b.DSN(db, "transaction")
+			other := connect(t, pooled)
+			dsn := proxy(t, pooled, func(n int, w *wire) string {
+				switch n {
+				case 1: // C, after the caller's
+					w.fromClient = func(m pgproto3.FrontendMessage) {
+						if q, ok := m.(*pgproto3.Query); ok && strings.HasPrefix(q.String, "LISTEN") && tt.name == "another backend" {
+							if _, err := other.Exec(t.Context(), "BEGIN").ReadAll(); err != nil {
+								t.Error(err)
+							}
+						}
+						w.toServer(m)
+					}
+				case 2: // B
+					w.greets(fakePID)
+					return fmt.Sprintf("%s:%d", s.Host(), s.Port())
+				}
+				return ""
+			})
+			v := mustBe(t, Transaction, dsn)
+			if !strings.Contains(v.Evidence, tt.evidence) {
+				t.Errorf("the evidence is %q", v.Evidence)
+			}
+			if other.TxStatus() == 'T' {
+				exec(t, other, "COMMIT")
+			}
+			other.Close(t.Context())
+			asBefore(t, s, db, pooled)
 		})
 	}
+	pgtest.Eventually(t, unhindered, "the pooler has no client left", func() bool {
+		clients, err := b.Console("SHOW CLIENTS")
+		return err == nil && len(clients) == 1 // the console itself
+	})
 }
 
 // asBefore fails the test if the probes have left anything in the database but

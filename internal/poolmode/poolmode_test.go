@@ -18,11 +18,11 @@ import (
 )
 
 // probes is how many fresh probes a statistical test makes of each kind:
-// PGADVLOCK_TEST_PROBES, else 20.
+// PGADVLOCK_TEST_PROBES, else 10.
 func probes(tb testing.TB) int {
 	text := os.Getenv("PGADVLOCK_TEST_PROBES")
 	if text == "" {
-		return 20
+		return 10
 	}
 	n, err := strconv.Atoi(text)
 	if err != nil {

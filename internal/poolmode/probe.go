@@ -39,10 +39,11 @@ const rounds = 3
 // closes them before it returns.
 //
 // It never fails: what cannot be proven is [Unknown], with the reason as evidence.
-// When ctx ends it returns at once. Else it takes at most 250 ms or 25 round
-// trips to see whether backends are shared, as much and 600 ms more where
-// they do not seem to be, and for each connection a second or 25 round trips.
-// No goroutine of its own outlives it.
+// When ctx ends it returns at once. Else it takes, mostly, milliseconds, and at most
+// 250 ms or 25 round trips, whichever is longer, to see whether backends are shared;
+// where they do not seem to be, as much and 600 ms more; as much again to tidy up and
+// to tell statement from transaction pooling; and a second or 25 round trips for
+// each connection. No goroutine of its own outlives it.
 //
 // What it can leave behind: where backends are shared, one that listens to a channel
 // whose name nobody knows, if the probe does not meet it again; and, with a
@@ -327,23 +328,27 @@ func (p *probe) pinned() error {
 	listening := map[backend]bool{}
 	defer p.unlisten(channel, listening)
 
-	if _, err := p.question(p.c, "LISTEN "+channel+"; "+whoAmI); err != nil {
+	listen := func(c *conn, command string) error {
+		_, err := p.question(c, command+"; "+whoAmI)
+		if answered(err) {
+			listening[c.backend] = true
+		}
+		return err
+	}
+	if err := listen(p.c, "LISTEN "+channel); err != nil {
 		return refused("LISTEN", err)
 	}
 	x := p.c.backend
-	listening[x] = true
 
 	late := false
 	for _, window := range []time.Duration{firstWindow, secondWindow} {
 		p.c.heard, p.b.heard = nil, nil
 		// A commit with a notification in it takes a lock that is one for the whole
 		// cluster. The server must end that wait itself: it would not see the socket close.
-		if _, err := p.question(p.b, "SELECT pg_catalog.set_config('lock_timeout', '200ms', true); "+
-			"LISTEN "+channel+"; NOTIFY "+channel+"; "+whoAmI); err != nil {
+		if err := listen(p.b, "SELECT pg_catalog.set_config('lock_timeout', '200ms', true); LISTEN "+channel+"; NOTIFY "+channel); err != nil {
 			return refused("NOTIFY", err)
 		}
 		y := p.b.backend
-		listening[y] = true
 		switch {
 		case y == x:
 			return pooled("two client connections were given backend %d", x.pid)
@@ -411,12 +416,17 @@ func (p *probe) unlisten(channel string, listening map[backend]bool) {
 		}
 		c := conns[0]
 		conns = conns[1:]
-		_, err := p.question(c, "UNLISTEN "+channel+"; "+whoAmI)
-		if _, moved := errors.AsType[*finding](err); moved || err == nil {
+		if _, err := p.question(c, "UNLISTEN "+channel+"; "+whoAmI); answered(err) {
 			delete(listening, c.backend)
 			conns = append(conns, c)
 		}
 	}
+}
+
+// answered says whether a question was answered, if only by an unexpected backend.
+func answered(err error) bool {
+	_, moved := errors.AsType[*finding](err)
+	return moved || err == nil
 }
 
 // refusesTransactions tells statement pooling from transaction pooling, once it is

@@ -24,7 +24,7 @@ func TestTwoPoolersOnOnePort(t *testing.T) {
 	for _, mode := range []Mode{Session, Transaction, Statement} {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
-			for range max(4, probes(t)/5) {
+			for range max(3, probes(t)/5) {
 				mustBe(t, mode, b.DSN(db, mode.String()))
 			}
 		})
