@@ -456,17 +456,17 @@ func (c *Conn) holders(ctx context.Context, waited ledger.Attempt[origin]) (hold
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
-	ctx, cancel := context.WithTimeout(ctx, c.connector.settings.resetTimeout)
+	bounded, cancel := context.WithTimeout(ctx, c.connector.settings.resetTimeout)
 	defer cancel()
-	conn, err := c.dialAgain(ctx)
+	conn, err := c.dialAgain(bounded)
 	if err != nil {
 		return nil, err
 	}
 	defer func() {
-		_ = conn.Close(ctx) // the answer is there, or the error is
+		_ = conn.Close(bounded) // the answer is there, or the error is
 		<-conn.CleanupDone()
 	}()
-	results, err := conn.Exec(ctx, c.holdersOf(waited)).ReadAll()
+	results, err := conn.Exec(bounded, c.holdersOf(waited)).ReadAll()
 	if err != nil {
 		return nil, err
 	}

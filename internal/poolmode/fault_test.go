@@ -181,6 +181,9 @@ func TestPgBouncerEnds(t *testing.T) {
 	} {
 		for nth := 1; nth <= 2; nth++ {
 			for _, when := range []string{"before", "after"} {
+				if name == "frozen" && when == "before" && nth == 1 {
+					continue // a second's wait as before connection 2
+				}
 				t.Run(fmt.Sprintf("%s %s connection %d", name, when, nth), func(t *testing.T) {
 					b := s.Bouncer(t)
 					noLeaks(t)

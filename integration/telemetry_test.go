@@ -1,0 +1,580 @@
+package integration
+
+// Telemetry as an exporter gets it: spans through the SDK's in-memory
+// exporter, metrics through its manual reader, each outcome provoked on the
+// real server.
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/pgadvlock/pgadvlock"
+	"github.com/pgadvlock/pgadvlock/internal/pgtest"
+)
+
+// told is a pool whose telemetry is kept.
+type told struct {
+	dsn    string
+	db     *sql.DB
+	see    *pgtest.Observer
+	spans  *tracetest.InMemoryExporter
+	tracer trace.Tracer
+	reader *sdkmetric.ManualReader
+	events []pgadvlock.Event
+}
+
+func tell(t *testing.T, dsn string, opts ...pgadvlock.Option) *told {
+	t.Helper()
+	k := &told{dsn: dsn, spans: tracetest.NewInMemoryExporter(), reader: sdkmetric.NewManualReader(), see: pgtest.Observe(t, dsn)}
+	provider := sdktrace.NewTracerProvider(sdktrace.WithSyncer(k.spans))
+	k.tracer = provider.Tracer("test")
+	c, err := pgadvlock.NewConnector(dsn, append([]pgadvlock.Option{
+		pgadvlock.WithTracerProvider(provider),
+		pgadvlock.WithMeterProvider(sdkmetric.NewMeterProvider(sdkmetric.WithReader(k.reader))),
+		pgadvlock.WithLogger(slog.New(slog.DiscardHandler)),
+		pgadvlock.WithEventHandler(func(_ context.Context, e pgadvlock.Event) { k.events = append(k.events, e) }),
+	}, opts...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.db = sql.OpenDB(c)
+	t.Cleanup(func() { k.db.Close() })
+	return k
+}
+
+func freshDSN(t *testing.T) string {
+	server := pgtest.Shared(t)
+	return server.DSN(server.NewDB(t))
+}
+
+func (k *told) conn(t *testing.T) *sql.Conn {
+	t.Helper()
+	c, err := k.db.Conn(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// span returns the last span of that name.
+func (k *told) span(t *testing.T, name string) tracetest.SpanStub {
+	t.Helper()
+	all := k.spans.GetSpans()
+	for i := len(all) - 1; i >= 0; i-- {
+		if all[i].Name == name {
+			return all[i]
+		}
+	}
+	t.Fatalf("no span %q in %v", name, names(all))
+	return tracetest.SpanStub{}
+}
+
+func names(spans tracetest.SpanStubs) (names []string) {
+	for _, s := range spans {
+		names = append(names, s.Name)
+	}
+	return names
+}
+
+func attr(attrs []attribute.KeyValue, key string) string {
+	for _, a := range attrs {
+		if string(a.Key) == key {
+			return a.Value.Emit()
+		}
+	}
+	return ""
+}
+
+func assertAttrs(t *testing.T, attrs []attribute.KeyValue, want map[string]string) {
+	t.Helper()
+	for key, v := range want {
+		if got := attr(attrs, key); got != v {
+			t.Errorf("%s is %q, want %q", key, got, v)
+		}
+	}
+}
+
+// Every outcome of a wait, as the span has it.
+func TestWaitSpans(t *testing.T) {
+	lockTaken := func(k *told, _ *testing.T, _ *sql.Conn) { k.see.Lock(42) }
+	setTimeout := func(k *told, t *testing.T, c *sql.Conn) {
+		k.see.Lock(42)
+		exec(t, c, "SET lock_timeout = '10ms'")
+	}
+	for _, c := range []struct {
+		name    string
+		before  func(*told, *testing.T, *sql.Conn)
+		query   string
+		args    []any
+		timeout time.Duration
+		opts    []pgadvlock.Option
+		span    string
+		status  codes.Code
+		attrs   map[string]string
+	}{
+		{name: "acquired", query: "SELECT pg_advisory_lock($1)", args: []any{42}, span: "pg_advisory_lock", attrs: map[string]string{
+			"pgadvlock.key": "42", "pgadvlock.key_space": "bigint", "pgadvlock.lock_mode": "exclusive", "pgadvlock.scope": "session",
+			"pgadvlock.blocking": "true", "pgadvlock.outcome": "acquired", "pgadvlock.reentrant": "false", "pgadvlock.pool_mode": "direct",
+			"db.system.name": "postgresql", "db.query.summary": "SELECT pg_advisory_lock", "db.query.text": "", "server.address": "127.0.0.1"}},
+		{name: "reentrant", before: func(_ *told, t *testing.T, c *sql.Conn) { exec(t, c, "SELECT pg_advisory_lock(42)") },
+			query: "SELECT pg_advisory_lock(42)", span: "pg_advisory_lock", attrs: map[string]string{"pgadvlock.reentrant": "true"}},
+		{name: "share pair", query: "SELECT pg_try_advisory_lock_shared(4, 2)", span: "pg_try_advisory_lock_shared", attrs: map[string]string{
+			"pgadvlock.key": "(4, 2)", "pgadvlock.key_space": "int,int", "pgadvlock.lock_mode": "share", "pgadvlock.blocking": "false", "pgadvlock.outcome": "acquired"}},
+		{name: "transaction", query: "SELECT pg_advisory_xact_lock(42)", span: "pg_advisory_xact_lock", attrs: map[string]string{
+			"pgadvlock.scope": "transaction", "pgadvlock.outcome": "acquired"}},
+		{name: "not acquired", before: lockTaken, query: "SELECT pg_try_advisory_lock(42)", span: "pg_try_advisory_lock",
+			attrs: map[string]string{"pgadvlock.outcome": "not_acquired", "error.type": ""}},
+		{name: "released", before: func(_ *told, t *testing.T, c *sql.Conn) { exec(t, c, "SELECT pg_advisory_lock(42)") },
+			query: "SELECT pg_advisory_unlock(42)", span: "pg_advisory_unlock", attrs: map[string]string{"pgadvlock.outcome": "released"}},
+		{name: "not held", query: "SELECT pg_advisory_unlock(42)", span: "pg_advisory_unlock", attrs: map[string]string{"pgadvlock.outcome": "not_held"}},
+		{name: "timeout", before: setTimeout, query: "SELECT pg_advisory_lock(42)", span: "pg_advisory_lock", status: codes.Error, attrs: map[string]string{
+			"pgadvlock.outcome": "timeout", "error.type": "55P03", "db.response.status_code": "55P03"}},
+		{name: "canceled by the server", before: func(k *told, t *testing.T, c *sql.Conn) {
+			k.see.Lock(42)
+			exec(t, c, "SET statement_timeout = '10ms'")
+		}, query: "SELECT pg_advisory_lock(42)", span: "pg_advisory_lock", status: codes.Error, attrs: map[string]string{
+			"pgadvlock.outcome": "canceled", "error.type": "57014"}},
+		{name: "canceled by the context", before: lockTaken, query: "SELECT pg_advisory_lock(42)", timeout: 30 * time.Millisecond,
+			span: "pg_advisory_lock", status: codes.Error, attrs: map[string]string{"pgadvlock.outcome": "canceled", "db.response.status_code": ""}},
+		{name: "refused", query: "SELECT pg_advisory_xact_lock(42)", opts: []pgadvlock.Option{pgadvlock.WithPreset(pgadvlock.PresetStrict)},
+			span: "pg_advisory_xact_lock", status: codes.Error, attrs: map[string]string{
+				"pgadvlock.outcome": "refused", "pgadvlock.rule": "xact-lock-autocommit", "error.type": "xact-lock-autocommit"}},
+		{name: "error", before: func(_ *told, t *testing.T, c *sql.Conn) {
+			exec(t, c, "BEGIN")
+			_, _ = c.ExecContext(t.Context(), "SELECT 1/0")
+		}, query: "SELECT pg_advisory_lock(42)", span: "pg_advisory_lock", status: codes.Error, attrs: map[string]string{
+			"pgadvlock.outcome": "error", "error.type": "25P02"}},
+		{name: "opaque", query: "SELECT pg_advisory_lock(42) FROM generate_series(1, 2)", span: "advisory lock", attrs: map[string]string{
+			"pgadvlock.outcome": "unknown", "pgadvlock.key": ""}},
+		{name: "several", query: "SELECT pg_advisory_lock(1), pg_try_advisory_lock(2)", span: "pg_advisory_lock", attrs: map[string]string{
+			"pgadvlock.key": `["1","2"]`, "pgadvlock.outcome": `["acquired","acquired"]`}},
+		{name: "text", query: "SELECT pg_advisory_lock(42) -- why", opts: []pgadvlock.Option{pgadvlock.WithQueryText(true)}, span: "pg_advisory_lock",
+			attrs: map[string]string{"db.query.text": "SELECT pg_advisory_lock(42) -- why"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			k := tell(t, freshDSN(t), c.opts...)
+			conn := k.conn(t)
+			if c.before != nil {
+				c.before(k, t, conn)
+			}
+			ctx, parent := k.tracer.Start(t.Context(), "caller")
+			if c.timeout > 0 {
+				var cancel context.CancelFunc
+				ctx, cancel = context.WithTimeout(ctx, c.timeout)
+				defer cancel()
+			}
+			_, err := conn.ExecContext(ctx, c.query, c.args...)
+			if (err != nil) != (c.status == codes.Error) {
+				t.Fatalf("error %v", err)
+			}
+			parent.End()
+			span := k.span(t, c.span)
+			if span.Status.Code != c.status || span.SpanKind != trace.SpanKindClient || span.Parent.SpanID() != parent.SpanContext().SpanID() ||
+				span.InstrumentationScope.Name != "github.com/pgadvlock/pgadvlock" || span.InstrumentationScope.SchemaURL == "" {
+				t.Errorf("span %+v", span)
+			}
+			assertAttrs(t, span.Attributes, c.attrs)
+		})
+	}
+}
+
+func TestDeadlockSpan(t *testing.T) {
+	k := tell(t, freshDSN(t), pgadvlock.WithRule(pgadvlock.RuleLockOrder, pgadvlock.LevelOff))
+	a, b := k.conn(t), k.conn(t)
+	exec(t, a, "SET deadlock_timeout = '10ms'")
+	exec(t, a, "SELECT pg_advisory_lock(1)")
+	exec(t, b, "SELECT pg_advisory_lock(2)")
+	done := make(chan error)
+	go func() {
+		_, err := b.ExecContext(context.Background(), "SELECT pg_advisory_lock(1)")
+		done <- err
+	}()
+	pgtest.Eventually(t, 5*time.Second, "a waiter", func() bool { return k.see.Waiting(1) })
+	if _, err := a.ExecContext(t.Context(), "SELECT pg_advisory_lock(2)"); err == nil {
+		t.Fatal("no deadlock")
+	}
+	span := k.span(t, "pg_advisory_lock")
+	assertAttrs(t, span.Attributes, map[string]string{"pgadvlock.outcome": "deadlock", "error.type": "40P01"})
+	exec(t, a, "SELECT pg_advisory_unlock_all()")
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A sampler sees the start attributes, and an unsampled wait makes no hold.
+func TestSamplerSeesStartAttributes(t *testing.T) {
+	seen := make(chan []attribute.KeyValue, 10)
+	exporter := tracetest.NewInMemoryExporter()
+	provider := sdktrace.NewTracerProvider(sdktrace.WithSyncer(exporter), sdktrace.WithSampler(samplerFunc(func(p sdktrace.SamplingParameters) {
+		seen <- p.Attributes
+	})))
+	k := tell(t, freshDSN(t), pgadvlock.WithTracerProvider(provider))
+	exec(t, k.conn(t), "SELECT pg_advisory_lock(42)")
+	assertAttrs(t, <-seen, map[string]string{"db.system.name": "postgresql", "db.query.summary": "SELECT pg_advisory_lock", "server.address": "127.0.0.1"})
+	if len(seen) > 0 || len(exporter.GetSpans()) > 0 {
+		t.Errorf("%d more spans, exported %v", len(seen), names(exporter.GetSpans()))
+	}
+}
+
+type samplerFunc func(sdktrace.SamplingParameters)
+
+func (f samplerFunc) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingResult {
+	f(p)
+	return sdktrace.SamplingResult{Decision: sdktrace.Drop}
+}
+func (samplerFunc) Description() string { return "drop" }
+
+// A hold span ends in every way that a lock ends, and says how.
+func TestHoldSpans(t *testing.T) {
+	for _, c := range []struct {
+		name, end string
+		run       func(*told, *testing.T, *sql.Conn)
+		opts      []pgadvlock.Option
+	}{
+		{"unlock", "unlocked", func(_ *told, t *testing.T, c *sql.Conn) {
+			exec(t, c, "SELECT pg_advisory_lock(42)")
+			exec(t, c, "SELECT pg_advisory_lock(42)")
+			exec(t, c, "SELECT pg_advisory_unlock(42)")
+			exec(t, c, "SELECT pg_advisory_unlock(42)")
+		}, nil},
+		{"unlock all", "unlocked", func(_ *told, t *testing.T, c *sql.Conn) {
+			exec(t, c, "SELECT pg_advisory_lock(42)")
+			exec(t, c, "SELECT pg_advisory_unlock_all()")
+		}, nil},
+		{"commit", "transaction_end", func(_ *told, t *testing.T, c *sql.Conn) {
+			exec(t, c, "BEGIN")
+			exec(t, c, "SELECT pg_advisory_xact_lock(42)")
+			exec(t, c, "COMMIT")
+		}, nil},
+		{"rollback to", "transaction_end", func(_ *told, t *testing.T, c *sql.Conn) {
+			exec(t, c, "BEGIN")
+			exec(t, c, "SAVEPOINT a")
+			exec(t, c, "SELECT pg_advisory_xact_lock(42)")
+			exec(t, c, "ROLLBACK TO a")
+		}, nil},
+		{"return", "leaked", func(_ *told, t *testing.T, c *sql.Conn) {
+			exec(t, c, "SELECT pg_advisory_lock(42)")
+			c.Close()
+		}, nil},
+		{"return, discard all", "leaked", func(_ *told, t *testing.T, c *sql.Conn) {
+			exec(t, c, "SELECT pg_advisory_lock(42)")
+			c.Close()
+		}, []pgadvlock.Option{pgadvlock.WithReset(pgadvlock.ResetDiscardAll)}},
+		{"terminated", "lost", func(k *told, t *testing.T, c *sql.Conn) {
+			exec(t, c, "SELECT pg_advisory_lock(42)")
+			var pid int
+			if err := c.QueryRowContext(t.Context(), "SELECT pg_backend_pid()").Scan(&pid); err != nil {
+				t.Fatal(err)
+			}
+			k.see.Exec("SELECT pg_terminate_backend($1, 5000)", pid)
+			_, _ = c.ExecContext(t.Context(), "SELECT 1")
+		}, nil},
+		{"close of the DB", "lost", func(k *told, t *testing.T, c *sql.Conn) {
+			exec(t, c, "SELECT pg_advisory_lock(42)")
+			c.Close()
+			k.db.Close()
+		}, []pgadvlock.Option{pgadvlock.WithReset(pgadvlock.ResetOff)}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			k := tell(t, freshDSN(t), c.opts...)
+			c.run(k, t, k.conn(t))
+			held := k.span(t, "advisory lock held")
+			assertAttrs(t, held.Attributes, map[string]string{"pgadvlock.end": c.end, "pgadvlock.key": "42", "pgadvlock.lock_mode": "exclusive"})
+			if attr(held.Attributes, "code.file.path") == "" || held.SpanKind != trace.SpanKindInternal {
+				t.Errorf("span %+v", held)
+			}
+			wait := k.spans.GetSpans()[slices.IndexFunc(k.spans.GetSpans(), func(s tracetest.SpanStub) bool { return strings.HasSuffix(s.Name, "_lock") })]
+			if len(held.Links) != 1 || held.Links[0].SpanContext.SpanID() != wait.SpanContext.SpanID() {
+				t.Errorf("links %+v", held.Links)
+			}
+			if n := slices.DeleteFunc(names(k.spans.GetSpans()), func(n string) bool { return n != "advisory lock held" }); len(n) != 1 {
+				t.Errorf("%d hold spans", len(n))
+			}
+		})
+	}
+}
+
+// awaitLock runs a lock statement that waits until after has passed.
+func awaitLock(t *testing.T, k *told, query string, after func()) {
+	t.Helper()
+	conn := k.conn(t)
+	done := make(chan error, 1)
+	go func() {
+		_, err := conn.ExecContext(context.Background(), query)
+		done <- err
+	}()
+	after()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The wait span names the holder: the right one of several keys, share
+// holders, bigint, pair and expression keys, and one on the same Connector,
+// to which it is linked.
+func TestBlockers(t *testing.T) {
+	soon := pgadvlock.WithBlockerAfter(30 * time.Millisecond)
+	for name, query := range map[string]string{
+		"bigint": "pg_advisory_lock%s(42)", "negative": "pg_advisory_lock%s(-42)", "pair": "pg_advisory_lock%s(4, -2)",
+		"expression": "pg_advisory_lock%s(hashtextextended('refunds', 0))", "transaction": "pg_advisory_xact_lock%s(42)",
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := tell(t, freshDSN(t), soon)
+			other := pgtest.Observe(t, k.dsn)
+			sessionQuery := strings.Replace(query, "xact_", "", 1)
+			k.see.Exec("SELECT pg_advisory_lock(7), pg_advisory_lock(0, 42)") // not in the way
+			k.see.Exec("SET application_name = 'the holder'")
+			k.see.Exec("SELECT " + fmt.Sprintf(sessionQuery, "_shared"))
+			other.Exec("SELECT " + fmt.Sprintf(sessionQuery, "_shared"))
+			start := time.Now()
+			awaitLock(t, k, "SELECT "+fmt.Sprintf(query, ""), func() {
+				pgtest.Eventually(t, 5*time.Second, "the wait is long enough", func() bool { return time.Since(start) > 300*time.Millisecond })
+				k.see.Exec("SELECT pg_advisory_unlock_all()")
+				other.Exec("SELECT pg_advisory_unlock_all()")
+			})
+			span := k.span(t, strings.Split(query, "%s")[0])
+			if len(span.Events) != 1 || span.Events[0].Name != "advisory lock blocked" {
+				if name != "transaction" || len(span.Events) != 2 { // it is reported for autocommit as well
+					t.Fatalf("events %+v", span.Events)
+				}
+			}
+			e := span.Events[len(span.Events)-1]
+			pids := attr(e.Attributes, "pgadvlock.holder.pid")
+			if !strings.Contains(pids, fmt.Sprint(k.see.PID())) || !strings.Contains(pids, fmt.Sprint(other.PID())) || strings.Count(pids, ",") != 1 {
+				t.Errorf("holders %s, want %d and %d", pids, k.see.PID(), other.PID())
+			}
+			for key, want := range map[string]string{"application_name": "the holder", "client_address": "127.0.0.1", "state": "idle", "since": "T", "lock_mode": "share"} {
+				if got := attr(e.Attributes, "pgadvlock.holder."+key); !strings.Contains(got, want) {
+					t.Errorf("holder %s: %s", key, got)
+				}
+			}
+		})
+	}
+	t.Run("on the same Connector", func(t *testing.T) {
+		k := tell(t, freshDSN(t), soon)
+		k.db.SetMaxOpenConns(2) // exhausted: the lookup needs none of the pool
+		holder := k.conn(t)
+		exec(t, holder, "SELECT pg_advisory_lock(hashtextextended('refunds', 0))")
+		start := time.Now()
+		awaitLock(t, k, "SELECT pg_advisory_lock(hashtextextended('refunds', 0))", func() {
+			pgtest.Eventually(t, 5*time.Second, "the wait is long enough", func() bool { return time.Since(start) > 300*time.Millisecond })
+			exec(t, holder, "SELECT pg_advisory_unlock_all()")
+		})
+		if m := k.collect(t); m["pgadvlock.blocker_lookups{result=ok}"] != 1 {
+			t.Errorf("metrics %v", m)
+		}
+		wait, held := k.span(t, "pg_advisory_lock"), k.span(t, "advisory lock held")
+		if len(wait.Links) != 1 || wait.Links[0].SpanContext.SpanID() != held.SpanContext.SpanID() {
+			t.Errorf("links %+v", wait.Links)
+		}
+		if len(held.Events) != 1 || held.Events[0].Name != "advisory lock wanted" || attr(held.Events[0].Attributes, "pgadvlock.waiter.pid") == "" {
+			t.Errorf("events %+v", held.Events)
+		}
+	})
+	t.Run("a role that may not look", func(t *testing.T) {
+		server := pgtest.Shared(t)
+		db := server.NewDB(t)
+		role := "poor_" + db[len(db)-8:]
+		if err := server.Exec(db, "CREATE ROLE "+role+" LOGIN"); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = server.Exec("postgres", "DROP ROLE "+role) })
+		k := tell(t, strings.Replace(server.DSN(db), "://postgres@", "://"+role+"@", 1), soon, pgadvlock.WithWaitWarning(50*time.Millisecond))
+		holder := pgtest.Observe(t, server.DSN(db))
+		holder.Lock(42)
+		start := time.Now()
+		awaitLock(t, k, "SELECT pg_advisory_lock(42)", func() {
+			pgtest.Eventually(t, 5*time.Second, "the wait is long enough", func() bool { return time.Since(start) > 400*time.Millisecond })
+			holder.Unlock(42)
+		})
+		e := k.span(t, "pg_advisory_lock").Events
+		if len(e) == 0 || attr(e[0].Attributes, "pgadvlock.holder.pid") != fmt.Sprintf("[%d]", holder.PID()) || attr(e[0].Attributes, "pgadvlock.holder.state") != `[""]` {
+			t.Errorf("events %+v", e)
+		}
+		if len(k.events) != 1 || !strings.Contains(fmt.Sprint(k.events[0].Err), "not visible to this role") {
+			t.Errorf("events %+v", k.events)
+		}
+		k.db.Close()
+	})
+}
+
+// long-wait: judged once a wait, naming the holders.
+func TestLongWait(t *testing.T) {
+	k := tell(t, freshDSN(t), pgadvlock.WithWaitWarning(50*time.Millisecond), pgadvlock.WithTracerProvider(sdktrace.NewTracerProvider(sdktrace.WithSampler(sdktrace.NeverSample()))))
+	k.see.Lock(42)
+	start := time.Now()
+	awaitLock(t, k, "SELECT pg_advisory_lock(42)", func() {
+		pgtest.Eventually(t, 5*time.Second, "the wait is long enough", func() bool { return time.Since(start) > 400*time.Millisecond })
+		k.see.Unlock(42)
+	})
+	if len(k.events) != 1 || k.events[0].Rule != pgadvlock.RuleLongWait || k.events[0].Locks[0].Key.String() != "42" ||
+		!strings.Contains(fmt.Sprint(k.events[0].Err), fmt.Sprintf("held by pid %d (pgtest observer)", k.see.PID())) || k.events[0].Caller.Line == 0 {
+		t.Errorf("events %+v", k.events)
+	}
+}
+
+// collect reads all metrics, as name{attributes} -> value.
+func (k *told) collect(t *testing.T) map[string]float64 {
+	t.Helper()
+	var data metricdata.ResourceMetrics
+	if err := k.reader.Collect(context.Background(), &data); err != nil {
+		t.Fatal(err)
+	}
+	values := map[string]float64{}
+	name := func(m metricdata.Metrics, set attribute.Set) string {
+		var own []string
+		for _, a := range set.ToSlice() {
+			if strings.HasPrefix(string(a.Key), "pgadvlock.") {
+				own = append(own, strings.TrimPrefix(string(a.Key), "pgadvlock.")+"="+a.Value.Emit())
+			}
+		}
+		return m.Name + "{" + strings.Join(own, ",") + "}"
+	}
+	for _, scope := range data.ScopeMetrics {
+		for _, m := range scope.Metrics {
+			switch d := m.Data.(type) {
+			case metricdata.Sum[int64]:
+				for _, p := range d.DataPoints {
+					values[name(m, p.Attributes)] += float64(p.Value)
+				}
+			case metricdata.Gauge[float64]:
+				for _, p := range d.DataPoints {
+					values[name(m, p.Attributes)] = p.Value
+				}
+			case metricdata.Histogram[float64]:
+				for _, p := range d.DataPoints {
+					values[name(m, p.Attributes)+"count"] += float64(p.Count)
+					if last := p.Bounds[len(p.Bounds)-1]; last != 300 {
+						t.Errorf("%s: buckets to %v", m.Name, last)
+					}
+				}
+			}
+		}
+	}
+	return values
+}
+
+func TestMetrics(t *testing.T) {
+	k := tell(t, freshDSN(t))
+	a, b := k.conn(t), k.conn(t)
+	exec(t, a, "SELECT pg_advisory_lock(1)")
+	exec(t, a, "SELECT pg_advisory_lock(1)")
+	exec(t, a, "SELECT pg_advisory_lock_shared(2)")
+	exec(t, b, "SELECT pg_try_advisory_lock(0, 3)")
+	exec(t, b, "BEGIN")
+	exec(t, b, "SELECT pg_advisory_xact_lock(4)")
+	exec(t, b, "SELECT pg_advisory_unlock(99)")
+
+	m := k.collect(t)
+	for key, want := range map[string]float64{
+		"pgadvlock.locks.held{lock_mode=exclusive,scope=session}":                              2,
+		"pgadvlock.locks.held{lock_mode=share,scope=session}":                                  1,
+		"pgadvlock.locks.held{lock_mode=exclusive,scope=transaction}":                          1,
+		"pgadvlock.locks.waiting{}":                                                            0,
+		"pgadvlock.connections{pool_mode=direct}":                                              2,
+		"pgadvlock.wait.duration{lock_mode=exclusive,outcome=acquired,scope=session}count":     2,
+		"pgadvlock.wait.duration{lock_mode=share,outcome=acquired,scope=session}count":         1,
+		"pgadvlock.wait.duration{lock_mode=exclusive,outcome=acquired,scope=transaction}count": 1,
+		"pgadvlock.events{level=warn,rule=unlock-not-held}":                                    1,
+	} {
+		if m[key] != want {
+			t.Errorf("%s is %v, want %v", key, m[key], want)
+		}
+	}
+	if held := len(k.see.Locks()); held != 4 {
+		t.Errorf("pg_locks has %d", held)
+	}
+	if age := m["pgadvlock.locks.oldest{}"]; age <= 0 || age > 60 {
+		t.Errorf("the oldest is %vs old", age)
+	}
+
+	waited := make(chan error, 1)
+	go func() {
+		_, err := k.conn(t).ExecContext(context.Background(), "SELECT pg_advisory_lock(1)")
+		waited <- err
+	}()
+	pgtest.Eventually(t, 5*time.Second, "a waiter", func() bool { return k.see.Waiting(1) })
+	if m := k.collect(t); m["pgadvlock.locks.waiting{}"] != 1 {
+		t.Errorf("waiting: %v", m)
+	}
+	exec(t, b, "COMMIT")
+	a.Close()
+	if err := <-waited; err != nil {
+		t.Fatal(err)
+	}
+	m = k.collect(t)
+	for key, want := range map[string]float64{
+		"pgadvlock.hold.duration{end=leaked,lock_mode=exclusive,scope=session}count":              1,
+		"pgadvlock.hold.duration{end=leaked,lock_mode=share,scope=session}count":                  1,
+		"pgadvlock.hold.duration{end=transaction_end,lock_mode=exclusive,scope=transaction}count": 1,
+		"pgadvlock.resets{reset=unlock_all,result=ok}":                                            1,
+		"pgadvlock.events{level=warn,rule=leaked-session-lock}":                                   1,
+	} {
+		if m[key] != want {
+			t.Errorf("%s is %v, want %v", key, m[key], want)
+		}
+	}
+	k.db.Close()
+	if m := k.collect(t); m["pgadvlock.connections{pool_mode=direct}"] != 0 {
+		t.Errorf("after Close: %v", m)
+	}
+}
+
+// However many keys, the number of time series is the same.
+func TestMetricsAreBounded(t *testing.T) {
+	k := tell(t, freshDSN(t))
+	c := k.conn(t)
+	run := func(from, to int) int {
+		for i := from; i < to; i++ {
+			exec(t, c, "SELECT pg_advisory_lock($1)", i)
+			exec(t, c, "SELECT pg_advisory_unlock($1)", i)
+		}
+		return len(k.collect(t))
+	}
+	if few, many := run(0, 5), run(5, 500); few != many {
+		t.Errorf("%d series, then %d", few, many)
+	}
+}
+
+// A lookup that fails disturbs nothing, and is counted.
+func TestFailingBlockerLookup(t *testing.T) {
+	server := pgtest.Private(t, "max_connections=8", "superuser_reserved_connections=0")
+	k := tell(t, server.DSN("postgres"), pgadvlock.WithBlockerAfter(30*time.Millisecond))
+	k.see.Lock(42)
+	_ = k.conn(t)
+	var spare []*pgx.Conn
+	start := time.Now()
+	awaitLock(t, k, "SELECT pg_advisory_lock(42)", func() {
+		for { // until there is no connection left for the lookup
+			c, err := pgx.Connect(context.Background(), k.dsn)
+			if err != nil {
+				break
+			}
+			spare = append(spare, c)
+		}
+		pgtest.Eventually(t, 5*time.Second, "the wait is long enough", func() bool { return time.Since(start) > 300*time.Millisecond })
+		k.see.Unlock(42)
+	})
+	for _, c := range spare {
+		c.Close(context.Background())
+	}
+	if m := k.collect(t); m["pgadvlock.blocker_lookups{result=failed}"] != 1 {
+		t.Errorf("metrics %v", m)
+	}
+}
