@@ -82,6 +82,7 @@ type settings struct {
 	blockerAfter time.Duration
 	waitWarning  time.Duration
 	queryText    bool
+	deadPeer     time.Duration
 
 	afterConnect   func(context.Context, *pgx.Conn) error
 	handler        func(context.Context, Event)
@@ -133,6 +134,15 @@ func WithBlockerAfter(d time.Duration) Option { return func(s *settings) { s.blo
 // WithWaitWarning sets after how long a wait is reported ([RuleLongWait]).
 // Default 30 seconds; 0 is never.
 func WithWaitWarning(d time.Duration) Option { return func(s *settings) { s.waitWarning = d } }
+
+// WithDeadPeer sets within about what time the server notices that the host of a
+// connection with session locks has vanished, and frees them. Default 1 minute;
+// 0 leaves the server's settings alone; otherwise from 2 seconds to an hour. It sets
+// tcp_keepalives_idle, _interval and _count, tcp_user_timeout and
+// client_connection_check_interval for the session, unless they are tighter,
+// with the question that the first session lock asks; not when that is asked
+// in a transaction, nor behind a pooler.
+func WithDeadPeer(d time.Duration) Option { return func(s *settings) { s.deadPeer = d } }
 
 // WithQueryText puts the text of lock statements on their spans. Default off:
 // it may hold what nobody should read.
@@ -220,6 +230,12 @@ var settingTable = []setting{
 	}},
 	{"blocker_after", "0, or a duration such as 1s", func(s *settings, v string) error { return chooseDuration(&s.blockerAfter, v) }},
 	{"wait_warning", "0, or a duration such as 30s", func(s *settings, v string) error { return chooseDuration(&s.waitWarning, v) }},
+	{"dead_peer", "0, or a duration from 2s to 1h such as 60s", func(s *settings, v string) error {
+		if err := chooseDuration(&s.deadPeer, v); err != nil || !validPeer(s.deadPeer) {
+			return errInvalid
+		}
+		return nil
+	}},
 	{"query_text", "off, on", func(s *settings, v string) error { return chooseBool(&s.queryText, v) }},
 	{"key_arguments", "off, on", func(s *settings, v string) error {
 		return chooseBool(&s.keyArguments, v)
@@ -247,6 +263,9 @@ func chooseDuration(dest *time.Duration, v string) (err error) {
 	}
 	return err
 }
+
+// validPeer reports whether the server can be told so: keepalives are seconds.
+func validPeer(d time.Duration) bool { return d == 0 || d >= 2*time.Second && d <= time.Hour }
 
 // validWait reports whether the server can be told to wait so long: its
 // timeouts are milliseconds in an int4.
@@ -279,7 +298,7 @@ type param struct{ name, value string }
 
 // fromOptions applies options alone.
 func fromOptions(opts []Option) (*settings, error) {
-	s := &settings{rules: map[Rule]Level{}, resetTimeout: 2 * time.Second, blockerAfter: time.Second, waitWarning: 30 * time.Second}
+	s := &settings{rules: map[Rule]Level{}, resetTimeout: 2 * time.Second, blockerAfter: time.Second, waitWarning: 30 * time.Second, deadPeer: time.Minute}
 	for _, o := range opts {
 		if o != nil {
 			o(s)
@@ -323,6 +342,8 @@ func (s *settings) check() error {
 		return bad("WithResetTimeout", s.resetTimeout)
 	case !validWait(s.maxWait):
 		return bad("WithMaxWait", s.maxWait)
+	case !validPeer(s.deadPeer):
+		return bad("WithDeadPeer", s.deadPeer)
 	case s.blockerAfter < 0:
 		return bad("WithBlockerAfter", s.blockerAfter)
 	case s.waitWarning < 0:

@@ -89,9 +89,9 @@ func TestRoundTripsOfDiscardAll(t *testing.T) {
 		want       int64
 	}{
 		{"clean", nil, []string{"SELECT 1"}, 0},
-		{"exact", nil, []string{"SELECT pg_advisory_lock(1)"}, 2},                                                                 // DISCARD ALL, DEALLOCATE ALL
-		{"tainted", nil, []string{"DO $$ BEGIN PERFORM pg_advisory_lock(1); END $$"}, 3},                                          // the report as well
-		{"always", []pgadvlock.Option{pgadvlock.WithResetWhen(pgadvlock.ResetAlways)}, []string{"SELECT pg_advisory_lock(1)"}, 2}, // asked before
+		{"exact", nil, []string{"SELECT pg_advisory_lock(1)"}, 3},                                                                 // DISCARD ALL, DEALLOCATE ALL, pgadvlock_dead_peer
+		{"tainted", nil, []string{"DO $$ BEGIN PERFORM pg_advisory_lock(1); END $$"}, 4},                                          // the report as well
+		{"always", []pgadvlock.Option{pgadvlock.WithResetWhen(pgadvlock.ResetAlways)}, []string{"SELECT pg_advisory_lock(1)"}, 3}, // asked before
 		{"transaction left open", nil, []string{"BEGIN", "SELECT pg_advisory_lock(1)"}, 3},                                        // ROLLBACK, release, Terminate
 		{"transaction pooling", []pgadvlock.Option{pgadvlock.WithPoolMode(pgadvlock.PoolTransaction), pgadvlock.WithResetWhen(pgadvlock.ResetAlways)}, []string{"SELECT 1"}, 0},
 	} {

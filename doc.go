@@ -30,6 +30,7 @@
 //	WithFunctions     PGADVLOCK_FUNCTIONS      pgadvlock_functions      names, separated by commas
 //	WithPoolMode      PGADVLOCK_POOL_MODE      pgadvlock_pool_mode      auto, direct, session, transaction, statement, unknown
 //	WithMaxWait       PGADVLOCK_MAX_WAIT       pgadvlock_max_wait       0, or a duration
+//	WithDeadPeer      PGADVLOCK_DEAD_PEER      pgadvlock_dead_peer      60s; 0 is off
 //	WithBlockerAfter  PGADVLOCK_BLOCKER_AFTER  pgadvlock_blocker_after  1s; 0 is never
 //	WithWaitWarning   PGADVLOCK_WAIT_WARNING   pgadvlock_wait_warning   30s; 0 is never
 //	WithQueryText     PGADVLOCK_QUERY_TEXT     pgadvlock_query_text     off, on

@@ -101,6 +101,7 @@ type Connector struct {
 	roads        roads
 	orders       orderGraph
 	asking       chan struct{} // holds a token while a connection asks who holds a lock
+	peerRefused  atomic.Bool   // the server does not take the settings of pgadvlock_dead_peer
 	saidUnproven atomic.Bool   // of a driver that is not pgx's, unproven-pooling is said once
 	reports      atomic.Int64  // when pg_locks was last read for a report, in Unix nanoseconds
 

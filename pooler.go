@@ -112,7 +112,12 @@ func (c *Conn) askPoolMode(ctx context.Context) error {
 		c.conclude(PoolSession, "RDS Proxy pins a connection that holds a session lock")
 		return nil
 	}
-	first, err := poolmode.Ask(ctx, pg)
+	also := c.deadPeerSettings()
+	first, err := poolmode.Ask(ctx, pg, also...)
+	if err != nil && len(also) > 0 && !pg.IsClosed() {
+		c.connector.peerRefused.Store(true) // the server does not take them
+		first, err = poolmode.Ask(ctx, pg)
+	}
 	switch {
 	case err != nil && !pg.IsClosed():
 		c.conclude(PoolUnknown, "the backend did not say who it is")
@@ -129,6 +134,44 @@ func (c *Conn) askPoolMode(ctx context.Context) error {
 	}
 	c.examine(ctx, first)
 	return nil
+}
+
+// deadPeerSettings are expressions that make the server notice within about
+// pgadvlock_dead_peer that the program's host has vanished, and free its locks,
+// where TCP's defaults take two hours. They ride on the first question, outside
+// a transaction, whose end might undo them, and take effect only where the
+// server's own answer shows that nobody stands in between: the backend of a
+// pooler is not ours to configure. Settings that are tighter already stay.
+func (c *Conn) deadPeerSettings() []string {
+	limit := c.connector.settings.deadPeer
+	pg := c.pgx.PgConn()
+	if limit == 0 || c.connector.peerRefused.Load() || pg.TxStatus() != 'I' {
+		return nil
+	}
+	port := "IS NULL"
+	if tcp, ok := pg.Conn().LocalAddr().(*net.TCPAddr); ok {
+		port = fmt.Sprintf("OPERATOR(pg_catalog.=) %d", tcp.Port)
+	}
+	seconds := max(int(limit/time.Second), 2)
+	const ms = "pg_catalog.date_part('epoch', pg_catalog.current_setting('%s', true)::pg_catalog.interval) OPERATOR(pg_catalog.*) 1000::pg_catalog.float8"
+	const number = "pg_catalog.current_setting('%s', true)::pg_catalog.float8"
+	settings := []struct {
+		name, now string // now is what PostgreSQL shows, with or without a unit, in that of value
+		value     int
+	}{
+		{"tcp_keepalives_idle", number, seconds / 2},
+		{"tcp_keepalives_interval", number, max(seconds/6, 1)},
+		{"tcp_keepalives_count", number, 3},
+		{"tcp_user_timeout", number, seconds * 1000},
+		{"client_connection_check_interval", ms, seconds * 1000 / 4}, // PostgreSQL 14
+	}
+	var also []string
+	for _, s := range settings {
+		also = append(also, fmt.Sprintf("CASE WHEN pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) %d AND pg_catalog.inet_client_port() %s"+
+			" AND pg_catalog.current_setting('%[3]s', true) IS NOT NULL AND NOT %[4]s BETWEEN 1::pg_catalog.float8 AND %[5]d::pg_catalog.float8"+
+			" THEN pg_catalog.set_config('%[3]s', '%[5]d', false) END", int32(pg.PID()), port, s.name, fmt.Sprintf(s.now, s.name), s.value))
+	}
+	return also
 }
 
 func (c *Conn) conclude(mode PoolMode, evidence string) {

@@ -16,6 +16,7 @@ import (
 	"io"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -231,6 +232,11 @@ func (c *Conn) discard(ctx context.Context) error {
 	c.ledger.After([]locksql.Step{{Kind: locksql.StepDiscardAll}})
 	if err := c.pgx.DeallocateAll(ctx); err != nil {
 		return err
+	}
+	if also := c.deadPeerSettings(); len(also) > 0 && c.poolMode() == PoolDirect && c.asked != (time.Time{}) {
+		if err := c.send(ctx, "SELECT "+strings.Join(also, ", ")); err != nil {
+			return err
+		}
 	}
 	if hook := c.connector.settings.afterConnect; hook != nil {
 		if err := hook(ctx, c.pgx); err != nil {

@@ -352,6 +352,7 @@ func TestPasswordFile(t *testing.T) {
 	must(t, os.WriteFile(pass, fmt.Appendf(nil, "*:*:*:locker:canary-wrong\n"), 0o600))
 	for _, dsn := range []string{
 		dsn, dsn + "&pgadvlock_preset=observe", dsn + "&pgadvlock_preset=canary-no&password=canary-wrong",
+		dsn + "&pgadvlock_preset=strict;password=canary-wrong", dsn + "&pgadvlock_reset=close password=canary-wrong", "pgadvlock_reset=close;password=canary-wrong",
 		fmt.Sprintf("host=%s port=%d user=locker password='canary-wrong' dbname=%s sslmode=disable", server.Host(), server.Port(), name),
 		fmt.Sprintf("postgres://locker:canary-wrong@%s:%d/%s?sslmode=disable&pgadvlock_reset=close", server.Host(), server.Port(), name),
 		fmt.Sprintf("postgres://locker:canary-wrong@%s:%d/%s?sslmode=nonsense", server.Host(), server.Port(), name),
@@ -543,6 +544,10 @@ func TestRegisteredConfigWithTracersAndNotices(t *testing.T) {
 			}
 		}
 		exec(t, conn, "SELECT pg_advisory_lock($1)", 7)
+		must(t, conn.Close())
+		conn, err = db.Conn(t.Context())
+		must(t, err)
+		exec(t, conn, "SELECT pg_advisory_lock($1)", 8) // of this one the ledger is exact at the return
 		must(t, conn.Close())
 		return s.lines
 	}

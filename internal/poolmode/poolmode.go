@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"net"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -72,15 +73,17 @@ const firstQuestion = "SELECT pg_catalog.pg_backend_pid(), pg_catalog.inet_clien
 // SamePID without Direct is somebody who forwards bytes (NAT, a TCP proxy), a
 // pooler that forwards the backend's key (pgpool-II), or a pooler whose numbers
 // are counters (Supavisor, PgDog): [Probe] tells them apart.
-func Ask(ctx context.Context, c *pgconn.PgConn) (First, error) {
+//
+// also are expressions that the caller wants to have evaluated on the way.
+func Ask(ctx context.Context, c *pgconn.PgConn, also ...string) (First, error) {
 	begin := time.Now()
-	results, err := c.Exec(ctx, firstQuestion).ReadAll()
+	results, err := c.Exec(ctx, strings.Join(append([]string{firstQuestion}, also...), ", ")).ReadAll()
 	if err != nil {
 		return First{}, fmt.Errorf("poolmode: asking the backend who it is: %w", err)
 	}
 	first := First{RoundTrip: time.Since(begin)}
-	if len(results) != 1 || len(results[0].Rows) != 1 || len(results[0].Rows[0]) != 2 {
-		return First{}, errors.New("poolmode: asking the backend who it is: the answer is not one row of two columns")
+	if len(results) != 1 || len(results[0].Rows) != 1 || len(results[0].Rows[0]) != 2+len(also) {
+		return First{}, errors.New("poolmode: asking the backend who it is: the answer is not one row of as many columns")
 	}
 	row := results[0].Rows[0]
 	if first.BackendPID, err = parsePID(string(row[0])); err != nil {
