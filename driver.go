@@ -1,5 +1,7 @@
 package pgadvlock
 
+//lint:file-ignore SA1019 Drivers that have nothing newer must keep working, as they do on database/sql.
+
 // This file owns the seam to database/sql: the registered driver, the
 // connector, the connection with its two lanes, and what stands in where the
 // driver underneath lacks an optional interface. What happens to a lock
@@ -511,7 +513,7 @@ func queryerOf(inner driver.Conn) driver.QueryerContext {
 	switch q := inner.(type) {
 	case driver.QueryerContext:
 		return q
-	case driver.Queryer: //nolint:staticcheck // drivers that have nothing newer
+	case driver.Queryer:
 		return legacyQueryer{q}
 	}
 	return skip{}
@@ -521,7 +523,7 @@ func execerOf(inner driver.Conn) driver.ExecerContext {
 	switch e := inner.(type) {
 	case driver.ExecerContext:
 		return e
-	case driver.Execer: //nolint:staticcheck // drivers that have nothing newer
+	case driver.Execer:
 		return legacyExecer{e}
 	}
 	return skip{}
@@ -542,7 +544,7 @@ func preparerOf(inner driver.Conn) driver.ConnPrepareContext {
 }
 
 type legacyQueryer struct {
-	driver.Queryer //nolint:staticcheck // see queryerOf
+	driver.Queryer
 }
 
 func (q legacyQueryer) QueryContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Rows, error) {
@@ -554,7 +556,7 @@ func (q legacyQueryer) QueryContext(ctx context.Context, query string, args []dr
 }
 
 type legacyExecer struct {
-	driver.Execer //nolint:staticcheck // see execerOf
+	driver.Execer
 }
 
 func (e legacyExecer) ExecContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Result, error) {
@@ -586,7 +588,7 @@ func (b legacyBeginner) BeginTx(ctx context.Context, opts driver.TxOptions) (dri
 	if opts.ReadOnly {
 		return nil, errors.New("sql: driver does not support read-only transactions")
 	}
-	t, err := b.Conn.Begin() //nolint:staticcheck // drivers that have nothing newer
+	t, err := b.Conn.Begin()
 	if err == nil && ctx.Err() != nil {
 		_ = t.Rollback() // the caller hears of the context, as from database/sql
 		return nil, ctx.Err()

@@ -1,5 +1,7 @@
 package pgadvlock
 
+//lint:file-ignore SA1019 Drivers that have nothing newer must keep working, as they do on database/sql.
+
 // This file owns the lock lane: how a statement with a lock call is sent, and
 // how its answer gets into the ledger. Every plain lock statement, however it
 // was spelled in database/sql, ends in run; every other one that may change
@@ -548,7 +550,7 @@ var (
 	_ driver.StmtQueryContext  = (*stmt)(nil)
 	_ driver.StmtExecContext   = (*stmt)(nil)
 	_ driver.NamedValueChecker = (*stmt)(nil)
-	_ driver.ColumnConverter   = convertingStmt{} //nolint:staticcheck // for drivers that have it
+	_ driver.ColumnConverter   = convertingStmt{}
 )
 
 // convertingStmt is a stmt whose inner one converts arguments by column.
@@ -556,7 +558,7 @@ var (
 // for the others.
 type convertingStmt struct {
 	*stmt
-	converter driver.ColumnConverter //nolint:staticcheck // for drivers that have it
+	converter driver.ColumnConverter
 }
 
 func (s convertingStmt) ColumnConverter(i int) driver.ValueConverter {
@@ -565,7 +567,7 @@ func (s convertingStmt) ColumnConverter(i int) driver.ValueConverter {
 
 func newStmt(c *Conn, inner driver.Stmt, query string, st *locksql.Statement) driver.Stmt {
 	s := &stmt{Stmt: inner, conn: c, query: query, statement: st}
-	if conv, ok := inner.(driver.ColumnConverter); ok { //nolint:staticcheck // as above
+	if conv, ok := inner.(driver.ColumnConverter); ok {
 		return convertingStmt{s, conv}
 	}
 	return s
@@ -627,7 +629,7 @@ func (s *stmt) sendQuery(ctx context.Context, args []driver.NamedValue) (driver.
 	if err != nil {
 		return nil, err
 	}
-	return s.Stmt.Query(values) //nolint:staticcheck // drivers that have nothing newer
+	return s.Stmt.Query(values)
 }
 
 func (s *stmt) sendExec(ctx context.Context, args []driver.NamedValue) (driver.Result, error) {
@@ -638,7 +640,7 @@ func (s *stmt) sendExec(ctx context.Context, args []driver.NamedValue) (driver.R
 	if err != nil {
 		return nil, err
 	}
-	return s.Stmt.Exec(values) //nolint:staticcheck // drivers that have nothing newer
+	return s.Stmt.Exec(values)
 }
 
 // replay hands out rows that were read to learn the outcome. It offers every

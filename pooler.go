@@ -168,7 +168,8 @@ func (c *Conn) deadPeerSettings() []string {
 	var also []string
 	for _, s := range settings {
 		also = append(also, fmt.Sprintf("CASE WHEN pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) %d AND pg_catalog.inet_client_port() %s"+
-			" AND pg_catalog.current_setting('%[3]s', true) IS NOT NULL AND NOT %[4]s BETWEEN 1::pg_catalog.float8 AND %[5]d::pg_catalog.float8"+
+			" AND pg_catalog.current_setting('%[3]s', true) IS NOT NULL"+
+			" AND NOT (%[4]s OPERATOR(pg_catalog.>=) 1::pg_catalog.float8 AND %[4]s OPERATOR(pg_catalog.<=) %[5]d::pg_catalog.float8)"+
 			" THEN pg_catalog.set_config('%[3]s', '%[5]d', false) END", int32(pg.PID()), port, s.name, fmt.Sprintf(s.now, s.name), s.value))
 	}
 	return also

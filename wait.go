@@ -82,10 +82,13 @@ type limit struct {
 // sqlLimit tightens lock_timeout for the transaction, and returns what it was
 // and what it is. PostgreSQL shows it with a unit, which an interval can read;
 // 0 is no limit. Evaluated from left to right.
-const sqlLimit = "SELECT pg_catalog.current_setting('lock_timeout'), pg_catalog.set_config('lock_timeout'," +
-	" CASE WHEN pg_catalog.date_part('epoch', pg_catalog.current_setting('lock_timeout')::pg_catalog.interval)" +
-	" OPERATOR(pg_catalog.*) 1000::pg_catalog.float8 BETWEEN 1::pg_catalog.float8 AND %[1]d::pg_catalog.float8" +
-	" THEN pg_catalog.current_setting('lock_timeout') ELSE '%[1]d' END, true)"
+const (
+	sqlLimit = "SELECT pg_catalog.current_setting('lock_timeout'), pg_catalog.set_config('lock_timeout'," +
+		" CASE WHEN " + sqlSeconds + " OPERATOR(pg_catalog.>) 0::pg_catalog.float8" +
+		" AND " + sqlSeconds + " OPERATOR(pg_catalog.<=) '%[2]g'::pg_catalog.float8" +
+		" THEN pg_catalog.current_setting('lock_timeout') ELSE '%[1]d' END, true)"
+	sqlSeconds = "pg_catalog.date_part('epoch', pg_catalog.current_setting('lock_timeout')::pg_catalog.interval)"
+)
 
 // limitWait bounds the waits of a statement that is about to be sent. It must
 // be followed by done.
@@ -103,7 +106,7 @@ func (c *Conn) limitWait(ctx context.Context, attempts []ledger.Attempt[origin])
 		return nil, nil // the statement itself will say so
 	}
 	l := &limit{conn: c, began: !c.inTransaction()}
-	sql := fmt.Sprintf(sqlLimit, bound.Milliseconds())
+	sql := fmt.Sprintf(sqlLimit, bound.Milliseconds(), float64(bound.Milliseconds())/1000)
 	if l.began {
 		if c.pgx == nil {
 			if err := c.send(ctx, "BEGIN"); err != nil {
