@@ -21,8 +21,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgconn"
-
 	"github.com/pgadvlock/pgadvlock/internal/ledger"
 	"github.com/pgadvlock/pgadvlock/internal/locksql"
 )
@@ -105,8 +103,13 @@ func (c *Conn) giveBack() (keep bool) {
 	always := c.connector.settings.resetWhen == ResetAlways
 	usable := c.idle()
 	if state == ledger.Clean && !always {
-		// Transaction locks are no reason to do anything: they end with the
-		// transaction, and with the connection if that is still open.
+		if !usable && !c.busy() && !c.observes() && len(c.ledger.Recent(1)) > 0 {
+			// The connection is dropped, as pgx would; its transaction locks
+			// need not wait until the server notices.
+			_ = c.send(ctx, "ROLLBACK")
+			c.giveUp(ctx)
+			return false
+		}
 		return usable && c.innerValid()
 	}
 	if c.observes() {
@@ -159,12 +162,6 @@ func (c *Conn) clean(ctx context.Context, state ledger.State, stays bool) bool {
 		c.report(ctx, RuleLeakedSessionLock, locks, errors.New("it is not known whether a pooler stands before the server, so the connection is closed instead of cleaned"))
 		return false
 	}
-	if c.connector.settings.reset == ResetClose && state != ledger.Clean {
-		if len(locks) > 0 || state == ledger.Tainted {
-			c.report(ctx, RuleLeakedSessionLock, locks, nil)
-		}
-		return false
-	}
 	unnumbered := slices.ContainsFunc(locks, func(l Lock) bool { return !l.Key.number })
 	ask := (state != ledger.Exact || unnumbered) && c.connector.mayReadLocks()
 	discard := stays && c.connector.settings.reset == ResetDiscardAll
@@ -179,7 +176,7 @@ func (c *Conn) clean(ctx context.Context, state ledger.State, stays bool) bool {
 	if len(locks) > 0 || err != nil {
 		c.report(ctx, RuleLeakedSessionLock, locks, err)
 	}
-	return err == nil
+	return err == nil && (c.connector.settings.reset != ResetClose || state == ledger.Clean)
 }
 
 // observe reports what a reset would release, and leaves it.
@@ -188,7 +185,7 @@ func (c *Conn) observe(ctx context.Context, state ledger.State) {
 	if state != ledger.Exact && c.idle() {
 		_ = c.askPoolMode(ctx) // only a report is at stake
 		if mode := c.poolMode(); (mode == PoolDirect || mode == PoolSession) && c.connector.mayReadLocks() {
-			found, err := c.query(ctx, sqlReport)
+			found, err := c.query(ctx, sqlReport, 0)
 			switch {
 			case err != nil: // the ledger's word then
 			case len(found) == 0:
@@ -208,11 +205,11 @@ func (c *Conn) observe(ctx context.Context, state ledger.State) {
 // asked to. found is nil when they were not read.
 func (c *Conn) release(ctx context.Context, ask, discard bool) (found [][]string, err error) {
 	if ask && c.pgx != nil && !discard {
-		if found, err = c.query(ctx, sqlReport+"; "+sqlRelease); err == nil { // one round trip
+		if found, err = c.query(ctx, sqlReport+"; "+sqlRelease, 0); err == nil { // one round trip
 			return found, nil
 		}
 	} else if ask {
-		found, _ = c.query(ctx, sqlReport)
+		found, _ = c.query(ctx, sqlReport, 0)
 	}
 	// A report that failed, for want of privilege or of another reason, must
 	// not keep the release.
@@ -268,20 +265,16 @@ func (c *Conn) send(ctx context.Context, sql string) error {
 	return err
 }
 
-// query is send for SQL in which one statement returns rows that matter, the
-// first one that returns any; they are not nil when err is.
-func (c *Conn) query(ctx context.Context, sql string) (found [][]string, err error) {
+// query is send for SQL of which the nth statement returns rows, counted from
+// 0; they are not nil when err is. Several statements take pgx.
+func (c *Conn) query(ctx context.Context, sql string, nth int) (found [][]string, err error) {
 	found = [][]string{}
 	if c.pgx != nil {
 		results, err := c.pgx.PgConn().Exec(ctx, sql).ReadAll()
 		if err != nil {
 			return nil, err
 		}
-		i := slices.IndexFunc(results, func(r *pgconn.Result) bool { return len(r.FieldDescriptions) > 0 })
-		if i < 0 {
-			return found, nil
-		}
-		for _, row := range results[i].Rows {
+		for _, row := range results[nth].Rows {
 			text := make([]string, len(row))
 			for i, v := range row {
 				text[i] = string(v)
@@ -404,9 +397,9 @@ func (c *Conn) busy() bool { return c.pgx != nil && c.pgx.PgConn().IsBusy() }
 func (c *Conn) innerValid() bool { return c.validator == nil || c.validator.IsValid() }
 
 // giveUp closes the pgx connection itself: over a pgxpool, closing the inner
-// driver.Conn would hand the connection with its locks back to that pool. It
-// waits until the server has closed its end, which is after it released the
-// locks.
+// driver.Conn would hand the connection with its locks back to that pool. The
+// server frees what is still held when it notices, some milliseconds later, so
+// whoever can release first does.
 func (c *Conn) giveUp(ctx context.Context) {
 	c.connector.metrics.gaveUp(ctx)
 	if c.pgx != nil {

@@ -106,6 +106,7 @@ func (c *Conn) limitWait(ctx context.Context, attempts []ledger.Attempt[origin])
 		return nil, nil // the statement itself will say so
 	}
 	l := &limit{conn: c, began: !c.inTransaction()}
+	nth := 0
 	sql := fmt.Sprintf(sqlLimit, bound.Milliseconds(), float64(bound.Milliseconds())/1000)
 	if l.began {
 		if c.pgx == nil {
@@ -113,11 +114,11 @@ func (c *Conn) limitWait(ctx context.Context, attempts []ledger.Attempt[origin])
 				return nil, err
 			}
 		} else {
-			sql = "BEGIN; " + sql
+			sql, nth = "BEGIN; "+sql, 1
 		}
 		c.inTx = true
 	}
-	rows, err := c.query(ctx, sql)
+	rows, err := c.query(ctx, sql, nth)
 	if err == nil && (len(rows) != 1 || len(rows[0]) != 2) {
 		err = errors.New("lock_timeout was not told")
 	}
@@ -175,7 +176,7 @@ func (c *Conn) settleDoubts(ctx context.Context) (objection error) {
 	defer c.rearm()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.connector.settings.resetTimeout)
 	defer cancel()
-	rows, err := c.query(ctx, sqlReport)
+	rows, err := c.query(ctx, sqlReport, 0)
 	if err != nil {
 		return nil // still in doubt: the return to the pool will release
 	}

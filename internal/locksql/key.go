@@ -6,6 +6,8 @@ import (
 	"strings"
 )
 
+// From arguments to keys: a call's arguments are values that are known when it is read, or when its parameters are.
+
 // KeyKind is how much of a key is known.
 type KeyKind uint8
 
@@ -119,7 +121,7 @@ type value struct {
 	bits  uint8   // the narrowest integer type it was cast to: 16, 32, 64; 0 is none
 	param int     // isParam
 	num   integer // isNumber
-	text  string  // isText
+	text  string  // isText, else empty
 }
 
 // integer is a number with sign; its magnitude may be one beyond int64.
@@ -167,10 +169,8 @@ func (v value) eval(limit uint8, arg func(int) (any, bool)) (KeyKind, int64) {
 			limit = min(limit, v.bits)
 		}
 	}
-	if v.kind == isText {
-		if num, ok := parseInteger(v.text); ok {
-			v.kind, v.num = isNumber, num
-		}
+	if num, ok := parseInteger(v.text); ok {
+		v.kind, v.num = isNumber, num
 	}
 	if v.kind != isNumber || !v.num.fits(limit) {
 		return KeyUnknown, 0
@@ -181,11 +181,9 @@ func (v value) eval(limit uint8, arg func(int) (any, bool)) (KeyKind, int64) {
 // cast is v::type, bits the width of an integer type and 0 for any other.
 func (v value) cast(bits uint8) value {
 	switch {
-	case v.kind == isNull:
+	case v.kind == isNull, v.kind == isUnsure, v.kind == isUnknown:
 		return v
-	case v.kind == isUnsure, v.kind == isUnknown:
-		return v
-	case bits == 0, v.kind == isExpression:
+	case bits == 0:
 		return value{kind: isExpression}
 	case v.kind == isText:
 		num, ok := parseInteger(v.text)
@@ -197,7 +195,7 @@ func (v value) cast(bits uint8) value {
 	if v.bits == 0 || bits < v.bits {
 		v.bits = bits
 	}
-	if v.kind == isNumber && !v.num.fits(bits) {
+	if !v.num.fits(bits) {
 		return value{}
 	}
 	return v
@@ -207,7 +205,7 @@ func (v value) cast(bits uint8) value {
 func (v value) minus() value {
 	switch v.kind {
 	case isNumber:
-		v.num.neg = !v.num.neg && v.num.mag != 0
+		v.num.neg = !v.num.neg
 		if v.bits != 0 && !v.num.fits(v.bits) {
 			return value{}
 		}
@@ -258,6 +256,5 @@ func parseInteger(s string) (integer, bool) {
 		}
 		n.mag = n.mag*base + d
 	}
-	n.neg = n.neg && n.mag != 0
 	return n, true
 }

@@ -67,7 +67,6 @@ func (l *lexer) scan() token {
 		if k, quote := l.prefixed(c); quote > 0 {
 			return l.quoted(k, start, start+quote, lowerByte(c) == 'e')
 		}
-		l.pos++
 		for l.pos < len(l.src) && isIdent(l.src[l.pos]) {
 			l.pos++
 		}
@@ -307,7 +306,7 @@ func (l *lexer) takeOperator() token {
 	}
 	end, special := start, false
 	for ; end < len(l.src) && isOp(l.src[end]); end++ {
-		if c := l.src[end]; end > start && end+1 < len(l.src) && (c == '/' && l.src[end+1] == '*' || c == '-' && l.src[end+1] == '-') {
+		if c := l.src[end]; end+1 < len(l.src) && (c == '/' && l.src[end+1] == '*' || c == '-' && l.src[end+1] == '-') {
 			break
 		} else if strings.IndexByte("~!@#^&|`?%", c) >= 0 {
 			special = true

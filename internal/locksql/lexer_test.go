@@ -23,6 +23,9 @@ func tokens(text string, escapes bool) string {
 			list = append(list, "?"+l.text(t))
 		}
 		if t.kind == tUnterminated {
+			if l.next().kind != tEOF {
+				list = append(list, "and more")
+			}
 			return strings.Join(list, " ")
 		}
 	}
@@ -36,6 +39,7 @@ func TestLexer(t *testing.T) {
 		{" \t\n\r\f\v a", "Ia"},
 		{"a--b\nc--d\re--f", "Ia Ic Ie"},
 		{"a/*b*/c/**/d/*/ e */f/* /* */ */g", "Ia Ic Id If Ig"},
+		{"a/* * / b */c", "Ia Ic"},
 		{"a/*b/*c*/d", "Ia U"},
 		{"a/*b*", "Ia U"},
 		{"/*", "U"},
@@ -49,9 +53,10 @@ func TestLexer(t *testing.T) {
 		{`"a" "a""b" "a`, `Q"a" Q"a""b" U"a`},
 		{`"" "\" "a` + "\n" + `b"`, `Q"" Q"\" Q"a` + "\n" + `b"`},
 		{`"a"` + "\n" + `"b"`, `Q"a" Q"b"`},
+		{`"a"` + "\n'b'", `Q"a" S'b'`},
 		{`U&"a" u&"b" U & "c" xU&"d"`, `QU&"a" Qu&"b" IU O& Q"c" IxU O& Q"d"`},
 		{"e b x u n E", "Ie Ib Ix Iu In IE"},
-		{"u&a u'a'", "Iu O& Ia Iu S'a'"},
+		{"u&a u'a' ua'b' ua\"b\"", "Iu O& Ia Iu S'a' Iua S'b' Iua Q\"b\""},
 
 		// Strings.
 		{"'a' '' 'a''b' '\\' '\"'", "S'a' S'' S'a''b' S'\\' S'\"'"},
@@ -65,6 +70,9 @@ func TestLexer(t *testing.T) {
 		{"'a'/*\n*/'b'", "S'a' S'b'"},
 		{"'a'\n/**/'b'", "S'a' S'b'"},
 		{"'a'\n--x'b'", "S'a'"},
+		{"'a'\n-1\n'b'", "S'a' - N1 S'b'"},
+		{"'a'\nx-\n'b'", "S'a' Ix - S'b'"},
+		{"'a'\n-", "S'a' -"},
 		{"'a'\n", "S'a'"},
 		{"'a'\n'b", "U'a'\n'b"},
 		{"'a", "U'a"},
@@ -107,10 +115,11 @@ func TestLexer(t *testing.T) {
 
 		// Operators and punctuation.
 		{",()[].;:", ", ( ) [ ] . ; :"},
+		{"(= )=1 [= .= ,= ;=", "( = ) = N1 [ = . = , = ; ="},
 		{":: := : = :::", "C:: O:= : = C:: :"},
 		{"+ - * / % ^ < > =", "+ - * / % ^ < > ="},
 		{"~ ! @ # & | ` ?", "O~ O! O@ O# O& O| O` O?"},
-		{"<= >= <> != => || ->> @-@", "O<= O>= O<> O!= O=> O|| O->> O@-@"},
+		{"<=> == <= >= <> != => || ->> @-@", "O<=> O== O<= O>= O<> O!= O=> O|| O->> O@-@"},
 		{"=- =+ *+- @- =@- <->- ++ +-+", "= - = + * + - O@- O=@- O<-> - + + + - +"},
 		{"=-1 2*-1 1<-1", "= - N1 N2 * - N1 N1 < - N1"},
 		{"+-*/ @--x", "O+-*/ O@"},
@@ -141,7 +150,7 @@ func TestUnquote(t *testing.T) {
 		{"''", ""}, {"'a''b'", "a'b"}, {"'a\\b'", "a\\b"}, {"'a'\n'b'  --\n'''c'", "ab'c"},
 		{"$$a'b$$", "a'b"}, {"$x$a$$b$x$", "a$$b"}, {"$$$$", ""},
 		{"E'a''b\\'c'", "a'b'c"}, {`E'\b\f\n\r\t\v\a\\\"'`, "\b\f\n\r\t\va\\\""},
-		{`E'\1\12\101\1018\400'`, "\x01\nAA8\x00"}, {`E'\8\x\x4\x41\x411\X41'`, "8x\x04AA1X41"},
+		{`E'\1\12\101\1018\400'`, "\x01\nAA8\x00"}, {`E'\2\3\4\5\6\7'`, "\x02\x03\x04\x05\x06\x07"}, {`E'\8\x\x4\x41\x411\X41'`, "8x\x04AA1X41"},
 		{`E'\u0041\U00000042\u00e9\u00E9F'`, "ABééF"}, {`E'\uD83D\uDE00\U0001F600'`, "😀😀"},
 		{"E'a\\''\n'\\'b'", "a''b"}, {"E'a\\\nb'", "a\nb"},
 		{`"a""b"`, `a"b`}, {`"\"`, `\`},
@@ -171,9 +180,11 @@ func TestUnquote(t *testing.T) {
 	if b, _ := other.unquote(other.next()); a == b {
 		t.Errorf("both %q", a)
 	}
-	dollars := lexer{src: `U&'\DE00\DE00'`}
-	if got, _ := dollars.unquote(dollars.next()); got != "\xed\xb8\x80\xed\xb8\x80" {
-		t.Errorf("%q", got)
+	for src, want := range map[string]string{`U&'\DE00\DE00'`: "\xed\xb8\x80\xed\xb8\x80", `U&'\0800\DE00'`: "\u0800\xed\xb8\x80"} {
+		l := lexer{src: src}
+		if got, _ := l.unquote(l.next()); got != want {
+			t.Errorf("%s: %q", src, got)
+		}
 	}
 }
 
@@ -186,6 +197,27 @@ func TestNames(t *testing.T) {
 		l := lexer{src: tt.text}
 		if got := l.name(l.next()); got != tt.want {
 			t.Errorf("%s: %q, want %q", tt.text, got, tt.want)
+		}
+	}
+}
+
+func TestFold(t *testing.T) {
+	for i := range 256 {
+		c := byte(i)
+		want := c
+		if c >= 'A' && c <= 'Z' {
+			want = c + 'a' - 'A'
+		}
+		if got := lower(string([]byte{c})); got != string([]byte{want}) {
+			t.Errorf("%q: %q", c, got)
+		}
+	}
+	for _, tt := range []struct {
+		s, word string
+		want    bool
+	}{{"OFF", "off", true}, {"off", "off", true}, {"oft", "off", false}, {"of", "off", false}, {"offf", "off", false}} {
+		if equalFold(tt.s, tt.word) != tt.want {
+			t.Errorf("%s, %s", tt.s, tt.word)
 		}
 	}
 }

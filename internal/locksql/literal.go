@@ -7,6 +7,8 @@ import (
 	"unicode/utf8"
 )
 
+// What the text of a literal or a quoted name stands for. It is asked for few tokens, so the lexer only finds their ends.
+
 // nameLen is how much of an identifier counts: NAMEDATALEN - 1.
 const nameLen = 63
 
@@ -39,10 +41,10 @@ func (l *lexer) unquote(t token) (string, bool) {
 		s, backslash = s[1:], true
 	}
 	body, _ := segments(s, backslash)
-	if !backslash || strings.IndexByte(body, '\\') < 0 {
-		return body, true
+	if backslash {
+		return unescape(body)
 	}
-	return unescape(body)
+	return body, true
 }
 
 // segments joins a quoted token's parts and halves its doubled quotes; the rest is what follows the token.
@@ -62,10 +64,7 @@ func segments(s string, backslash bool) (body, rest string) {
 			start = i + 1
 		default:
 			b.WriteString(s[start:i])
-			next := 0
-			if quote == '\'' {
-				next = continued(s, i+1)
-			}
+			next := continued(s, i+1) // never after a quoted name: what is left of the token is its UESCAPE clause
 			if next == 0 {
 				return b.String(), s[i+1:]
 			}
@@ -79,7 +78,7 @@ func segments(s string, backslash bool) (body, rest string) {
 func unescape(s string) (string, bool) {
 	b := make([]byte, 0, len(s))
 	for i := 0; i < len(s); i++ {
-		if s[i] != '\\' || i+1 == len(s) {
+		if s[i] != '\\' {
 			b = append(b, s[i])
 			continue
 		}
@@ -136,14 +135,11 @@ func unquoteUnicode(s string) (string, bool) {
 	if rest != "" {
 		clause := lexer{src: rest}
 		clause.scan()
-		c, ok := clause.unquote(clause.scan())
-		if !ok || len(c) != 1 || isHex(c[0]) || isSpace(c[0]) || strings.IndexByte(`+'"`, c[0]) >= 0 {
+		c, _ := clause.unquote(clause.scan())
+		if len(c) != 1 || isHex(c[0]) || isSpace(c[0]) || strings.IndexByte(`+'"`, c[0]) >= 0 {
 			return "", false
 		}
 		esc = c[0]
-	}
-	if strings.IndexByte(body, esc) < 0 {
-		return body, true
 	}
 	b := make([]byte, 0, len(body))
 	for i := 0; i < len(body); i++ {
@@ -161,7 +157,7 @@ func unquoteUnicode(s string) (string, bool) {
 			n = 6
 			i++
 		}
-		if i > len(body) || prefix(body[i:], n, isHex) < n {
+		if prefix(body[i:], n, isHex) < n {
 			return "", false
 		}
 		v, _ := strconv.ParseUint(body[i:i+n], 16, 32)

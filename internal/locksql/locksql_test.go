@@ -75,6 +75,20 @@ func testArg(n int) (any, bool) {
 	return nil, false
 }
 
+func TestFunc(t *testing.T) {
+	for f, want := range map[Func][5]bool{ // session, share, try, release, blocking
+		Lock: {true, false, false, false, true}, LockShared: {true, true, false, false, true},
+		TryLock: {true, false, true, false, false}, TryLockShared: {true, true, true, false, false},
+		XactLock: {false, false, false, false, true}, XactLockShared: {false, true, false, false, true},
+		TryXactLock: {false, false, true, false, false}, TryXactLockShared: {false, true, true, false, false},
+		Unlock: {true, false, false, true, false}, UnlockShared: {true, true, false, true, false}, UnlockAll: {true, false, false, true, false},
+	} {
+		if got := [5]bool{f.Session(), f.Share(), f.Try(), f.Release(), f.Blocking()}; got != want {
+			t.Errorf("%s: %v, want %v", f, got, want)
+		}
+	}
+}
+
 const lock1 = "plain, session; pg_advisory_lock bigint 1"
 
 func TestPlain(t *testing.T) {
@@ -267,6 +281,8 @@ func TestKeyKind(t *testing.T) {
 		{"$2", KeyUnknown}, {"$4", KeyUnknown}, {"1, $4", KeyUnknown}, {"hashtext($4)", KeyUnknown}, {"hashtext($3)", KeyUnknown},
 		{"hashtext($2), $4", KeyUnknown}, {"hashtext(NULL)", KeyUnknown}, {"1 + NULL", KeyUnknown}, {"NULL::int8 + 1", KeyUnknown},
 		{"('{}'::json ->> 'a')::int8", KeyUnknown}, {"('{}'::json ->> 'a')::int8 + 1", KeyUnknown}, {"-('{}'::json ->> 'a')::int8", KeyUnknown},
+		{"('{}'::json ->> 'a')::text::int8", KeyUnknown}, {"'x'::int8::text::int8", KeyUnknown}, {"-((-32768)::int2)", KeyUnknown},
+		{"'1x1'", KeyUnknown}, {"'5b1'", KeyUnknown}, {"'0y1'", KeyUnknown}, {"'0'", KeyNumber},
 		{"9223372036854775808", KeyUnknown}, {"-9223372036854775809", KeyUnknown}, {"3000000000::int4", KeyUnknown},
 		{"1, 2147483648", KeyUnknown}, {"-2147483649, 1", KeyUnknown}, {"$8, 1", KeyUnknown}, {"$8::int4", KeyUnknown},
 		{"'x'", KeyUnknown}, {"'x'::int8 + 1", KeyUnknown}, {"-'9223372036854775808'::int8", KeyUnknown},
@@ -311,6 +327,11 @@ func TestKeyIdentity(t *testing.T) {
 	} {
 		if a, b := key(other[0]), key(other[1]); a == b {
 			t.Errorf("%s and %s: both %#v", other[0], other[1], a)
+		}
+	}
+	for _, args := range [][2]string{{"5, hashtext($2)", "6, hashtext($2)"}, {"hashtext($2), $1", "hashtext($2), $9"}} {
+		if a, b := key(args[0]).Identity, key(args[1]).Identity; a == b || a == "" {
+			t.Errorf("%s and %s: both %q", args[0], args[1], a)
 		}
 	}
 	// What is the same but for the parameter's place has one identity, although reports show the place.

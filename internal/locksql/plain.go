@@ -13,6 +13,9 @@ import (
 // maxDepth bounds the parser's recursion on parentheses; deeper arguments are not plain.
 const maxDepth = 50
 
+// maxColumns is MaxTupleAttributeNumber: the server refuses more result columns.
+const maxColumns = 1664
+
 // parser reads one text, or a string in it.
 type parser struct {
 	lexer
@@ -72,7 +75,9 @@ func (p *parser) plain() (calls []Call, ok bool) {
 		if !ok {
 			return nil, false
 		}
-		calls = append(calls, c)
+		if calls = append(calls, c); len(calls) > maxColumns {
+			return nil, false
+		}
 		if p.acceptWord("as") && !p.named() {
 			return nil, false
 		}

@@ -6,6 +6,8 @@ import (
 	"unsafe"
 )
 
+// The way of a text: mentioned? remembered? plain? and if not, what is in it.
+
 // Recognizer finds lock calls. It is safe for concurrent use.
 type Recognizer struct {
 	functions []function
@@ -73,17 +75,17 @@ func (r *Recognizer) Parse(text string, standardConformingStrings bool) *Stateme
 }
 
 func (r *Recognizer) parse(text string, standardConformingStrings bool) *Statement {
-	w := walker{parser: parser{lexer: lexer{src: text, escapes: !standardConformingStrings}}, r: r, st: &Statement{}, calls: true}
-	w.advance()
-	start := w.parser
-	if calls, ok := w.plain(); ok {
+	p := parser{lexer: lexer{src: text, escapes: !standardConformingStrings}}
+	p.advance()
+	ahead := p
+	if calls, ok := ahead.plain(); ok {
 		st := &Statement{Form: Plain, Calls: calls}
 		for i := range calls {
 			st.Session = st.Session || calls[i].Func.Session()
 		}
 		return st
 	}
-	w.parser = start
+	w := walker{parser: p, r: r, st: &Statement{}, calls: true}
 	w.statements()
 	return w.st
 }

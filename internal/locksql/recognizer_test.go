@@ -22,6 +22,13 @@ func TestCacheHitAllocatesNothing(t *testing.T) {
 	}
 }
 
+func TestPlainParseAllocatesLittle(t *testing.T) {
+	r := New(nil)
+	if n := testing.AllocsPerRun(100, func() { r.parse("SELECT pg_advisory_lock(42)", true) }); n > 5 {
+		t.Error(n)
+	}
+}
+
 func TestWithoutMentionAndStepNothingIsAllocated(t *testing.T) {
 	r := New([]string{"take_lock"})
 	text := ormText(2000)

@@ -1,5 +1,8 @@
 package locksql
 
+// The scan for calls: one pass over the tokens of a statement, with a stack of parentheses. It knows as much of SQL's
+// grammar as it takes to tell where a statement ends, which names are calls, and over which rows they are evaluated.
+
 // scan reads to the end of a statement, or of the whole text of code in a string, and finds the calls in it.
 type scan struct {
 	*walker

@@ -1,5 +1,8 @@
 package locksql
 
+// Steps: the statements that begin and end transactions, move savepoints, set isolation levels, and manage prepared
+// statements. They are read as the grammar has them, but for errors, which the server finds.
+
 // beginsStep reports whether a statement that begins with that word may be a step.
 func beginsStep(k string) bool {
 	switch k {

@@ -130,6 +130,7 @@ func TestOpaque(t *testing.T) {
 		{"EXPLAIN (VERBOSE, FORMAT JSON) SELECT pg_advisory_lock(1)", "no call"},
 		{"EXPLAIN (ANALYZE on) SELECT pg_advisory_lock(1)", opaque1},
 		{"EXPLAIN (ANALYZE true) SELECT pg_advisory_lock(1)", opaque1},
+		{"EXPLAIN (ANALYZE yes) SELECT pg_advisory_lock(1)", opaque1}, // refused
 		{"EXPLAIN (ANALYZE 1) SELECT pg_advisory_lock(1)", opaque1},
 		{"EXPLAIN (ANALYZE 'on') SELECT pg_advisory_lock(1)", opaque1},
 		{"EXPLAIN (ANALYZE off) SELECT pg_advisory_lock(1)", "no call"},
@@ -367,6 +368,8 @@ func TestSteps(t *testing.T) {
 		{"SET transaction_isolation = 'repeatable READ'", "SET TRANSACTION repeatable read"},
 		{"SET LOCAL Transaction_Isolation TO serializable", "SET TRANSACTION serializable"},
 		{"SET SESSION transaction_isolation TO 'x'", "SET TRANSACTION"},
+		{"SET transaction_isolatiox TO serializable", ""},
+		{"SET transaction_isolation TO serialisable", "SET TRANSACTION"},
 		{"SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL SERIALIZABLE", "SET SESSION CHARACTERISTICS serializable"},
 		{"SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY", ""},
 		{"SET default_transaction_isolation TO 'serializable'", "SET SESSION CHARACTERISTICS serializable"},
@@ -490,5 +493,15 @@ func TestOpaqueCallsAreBounded(t *testing.T) {
 	text := "SELECT 1, " + strings.Repeat("pg_advisory_xact_lock(1), ", 300) + "pg_advisory_lock(1)"
 	if st := New(nil).Parse(text, true); len(st.Calls) != maxCalls || !st.Session {
 		t.Error(len(st.Calls), st.Session)
+	}
+}
+
+func TestPlainColumnsAreBounded(t *testing.T) {
+	text := "SELECT pg_advisory_lock(1)" + strings.Repeat(", pg_advisory_lock(1)", maxColumns-1)
+	if st := New(nil).Parse(text, true); st.Form != Plain || len(st.Calls) != maxColumns {
+		t.Error(st.Form, len(st.Calls))
+	}
+	if st := New(nil).Parse(text+", pg_advisory_lock(1)", true); st.Form != Opaque || !st.Session {
+		t.Error(st.Form, st.Session)
 	}
 }

@@ -1,0 +1,103 @@
+package software
+
+import (
+	"testing"
+
+	"github.com/jmoiron/sqlx"
+
+	"github.com/pgadvlock/pgadvlock"
+)
+
+// sqlx knows the placeholders of drivers by their names, and not this one's.
+func init() { sqlx.BindDriver("pgadvlock", sqlx.DOLLAR) }
+
+type person struct {
+	ID        int64
+	FirstName string `db:"first_name"`
+	Email     *string
+}
+
+func TestSqlx(t *testing.T) {
+	everywhere(t, func(t *testing.T, p place) {
+		db, err := sqlx.ConnectContext(t.Context(), "pgadvlock", p.dsn)
+		must(t, err)
+		defer db.Close()
+		db.MustExec("CREATE TABLE person (id bigserial PRIMARY KEY, first_name text, email text)")
+		_, err = db.NamedExec("INSERT INTO person (first_name, email) VALUES (:first_name, :email)", []person{{FirstName: "Jason"}, {FirstName: "John"}})
+		must(t, err)
+		var people []person
+		must(t, db.Select(&people, "SELECT * FROM person ORDER BY id"))
+		var jason person
+		must(t, db.Get(&jason, "SELECT * FROM person WHERE first_name = $1", "Jason"))
+		if len(people) != 2 || jason.ID != 1 || jason.Email != nil {
+			t.Errorf("%+v, %+v", people, jason)
+		}
+		query, args, err := sqlx.In("SELECT * FROM person WHERE id IN (?)", []int{1, 2, 3})
+		must(t, err)
+		must(t, db.Select(&people, db.Rebind(query), args...))
+		rows, err := db.NamedQuery("SELECT * FROM person WHERE first_name = :fn", map[string]any{"fn": "John"})
+		must(t, err)
+		for rows.Next() {
+			must(t, rows.StructScan(&jason))
+		}
+		must(t, rows.Err())
+		named, err := db.PrepareNamed("SELECT count(*) FROM person WHERE first_name = :first_name")
+		must(t, err)
+		var n int
+		must(t, named.Get(&n, person{FirstName: "John"}))
+		must(t, named.Close())
+		if len(people) != 2 || jason.ID != 2 || n != 1 {
+			t.Errorf("%+v, %+v, %d", people, jason, n)
+		}
+
+		// Locks: in a transaction, and on a connection of their own.
+		tx := db.MustBegin()
+		tx.MustExec("SELECT pg_advisory_xact_lock($1)", 42)
+		must(t, tx.Commit())
+		conn, err := db.Connx(t.Context())
+		must(t, err)
+		var got bool
+		must(t, conn.GetContext(t.Context(), &got, "SELECT pg_try_advisory_lock($1)", 42))
+		if !got || !p.see.Held(42) {
+			t.Error("not held")
+		}
+		must(t, conn.GetContext(t.Context(), &got, "SELECT pg_advisory_unlock($1)", 42))
+		must(t, conn.Close())
+		silent(t)
+
+		p.refused(t, pgadvlock.RulePooledSessionLock, func() error { _, err := db.Exec("SELECT pg_advisory_lock(42)"); return err })
+		p.refused(t, pgadvlock.RulePooledSessionLock, func() error { return db.Get(&got, "SELECT pg_try_advisory_lock($1)", 42) })
+		p.refused(t, pgadvlock.RulePooledSessionLock, func() error { _, err := db.Queryx("SELECT pg_try_advisory_lock($1)", 42); return err })
+		p.refused(t, pgadvlock.RulePooledSessionLock, func() error { return db.QueryRowx("SELECT pg_try_advisory_lock($1)", 42).Scan(&got) })
+		p.refused(t, pgadvlock.RulePooledSessionLock, func() error {
+			_, err := db.NamedExec("SELECT pg_advisory_unlock(:key)", map[string]any{"key": 42})
+			return err
+		})
+		leak(t, p, db.DB)
+	})
+}
+
+// Without BindDriver, sqlx leaves question marks and names as they are. A name
+// that it knows can be given instead, to NewDb.
+func TestIssue_sqlx390_520(t *testing.T) {
+	pgadvlock.Register("pgadvlock, unknown to sqlx")
+	p := here(t)
+	db, err := sqlx.Open("pgadvlock, unknown to sqlx", p.dsn)
+	must(t, err)
+	defer db.Close()
+	var n int
+	if _, err := db.NamedQuery("SELECT :n::int", map[string]any{"n": 1}); err == nil {
+		t.Error("NamedQuery works: is BindDriver still needed?")
+	}
+	other := sqlx.NewDb(db.DB, "pgx")
+	must(t, other.Get(&n, other.Rebind("SELECT ?::int"), 7))
+	rows, err := other.NamedQuery("SELECT CAST(:n AS int)", map[string]any{"n": 8})
+	must(t, err)
+	defer rows.Close()
+	if !rows.Next() {
+		t.Error(rows.Err())
+	}
+	if must(t, rows.Scan(&n)); n != 8 {
+		t.Error(n)
+	}
+}
