@@ -266,6 +266,8 @@ type Conn struct {
 	// isolation is that of the open transaction, as far as its beginning was
 	// seen, and defaultIsolation that of one that says nothing; "" is not known.
 	isolation, defaultIsolation string
+	// toldLeak is what was reported last of locks that were left where they are.
+	toldLeak string
 	// judged is whether IsValid has seen the connection since it was last
 	// handed out.
 	judged bool

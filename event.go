@@ -73,7 +73,10 @@ func (l Lock) describe(now time.Time) string {
 		fmt.Fprintf(&b, " (%d times)", l.Count)
 	}
 	if l.Count > 0 && !l.Since.IsZero() {
-		fmt.Fprintf(&b, ", taken %s ago", now.Sub(l.Since).Round(time.Millisecond))
+		b.WriteString(", taken")
+		if !now.IsZero() {
+			fmt.Fprintf(&b, " %s ago", now.Sub(l.Since).Round(time.Millisecond))
+		}
 		if l.Caller != (Caller{}) {
 			fmt.Fprintf(&b, " at %s", l.Caller)
 		}

@@ -182,6 +182,7 @@ func TestLedgerEqualsPgLocks(t *testing.T) {
 // ledger is exact it equals pg_locks, and when the connections have been
 // returned nothing is held, exact or not.
 func TestNothingIsHeldAfterRandomPrograms(t *testing.T) {
+	t.Parallel()
 	server := pgtest.Shared(t)
 	var benches []bench
 	for range 2 {

@@ -138,6 +138,7 @@ func TestFarClient(t *testing.T) {
 }
 
 func TestVanishedHostFreesItsLocks(t *testing.T) {
+	t.Parallel()
 	for name, far := range map[string]struct {
 		params string
 		waits  bool // for key 42, which somebody else holds

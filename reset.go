@@ -196,9 +196,12 @@ func (c *Conn) observe(ctx context.Context, state ledger.State) {
 			}
 		}
 	}
-	if len(locks) > 0 {
+	// Once a leak: the connection comes back with it again and again.
+	told := describeLocks(locks, time.Time{})
+	if len(locks) > 0 && told != c.toldLeak {
 		c.report(ctx, RuleLeakedSessionLock, locks, nil)
 	}
+	c.toldLeak = told
 }
 
 // release gives all session locks back, after reading which they are when

@@ -137,6 +137,12 @@ func TestResetOffAndObserveLeaveTheLock(t *testing.T) {
 				if b.db.Stats().Idle != 1 {
 					t.Error("the connection was not kept")
 				}
+				for range 3 { // with the same lock: nothing new to tell
+					onConn("SELECT 1")(t, b.db)
+				}
+				if n := len(b.rec.of(pgadvlock.RuleLeakedSessionLock)); n != 1 {
+					t.Errorf("reported %d times", n)
+				}
 				// As on plain pgx, the next user of the connection can unlock.
 				var unlocked bool
 				must(t, b.db.QueryRowContext(ctxFor(t), "SELECT pg_advisory_unlock(42)").Scan(&unlocked))

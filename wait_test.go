@@ -37,6 +37,7 @@ func tries() int {
 // the session may have the lock. It must not keep it, and nothing that the
 // caller does hold may go.
 func TestGrantedAfterError(t *testing.T) {
+	t.Parallel()
 	const bound = 5 * time.Millisecond
 	type race struct {
 		setUp string
@@ -251,6 +252,7 @@ func TestLostLock(t *testing.T) {
 // in every exec mode, inside and outside transactions and savepoints, beside
 // the program's own lock_timeout.
 func TestMaxWait(t *testing.T) {
+	t.Parallel()
 	server := pgtest.Shared(t)
 	show := func(t *testing.T, conn *sql.Conn) (v string) {
 		t.Helper()
@@ -267,6 +269,7 @@ func TestMaxWait(t *testing.T) {
 					}
 					n++
 					t.Run(strings.Join([]string{mode, place, own, fmt.Sprint(local)}, " "), func(t *testing.T) {
+						t.Parallel()
 						dsn := server.DSN(server.NewDB(t))
 						see, rec := pgtest.Observe(t, dsn), &recorder{}
 						db := openDB(t, dsn+"&default_query_exec_mode="+mode+"&pgadvlock_max_wait=60ms", rec)

@@ -121,3 +121,29 @@ func TestNothingLeaksOverLibPQ(t *testing.T) {
 		}
 	}
 }
+
+// Over lib/pq there is no pgx connection to hand out, and no way to find out
+// what stands before the server.
+func TestRawOverLibPQ(t *testing.T) {
+	server := pgtest.Shared(t)
+	db := openPQ(t, server.DSN(server.NewDB(t)), make(chan pgadvlock.Event, 10))
+	conn, err := db.Conn(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	err = conn.Raw(func(c any) error {
+		ours := c.(*pgadvlock.Conn)
+		if ours.Conn() != nil {
+			t.Error("a pgx connection over lib/pq")
+		}
+		mode, evidence, err := ours.PoolMode(t.Context())
+		if mode != pgadvlock.PoolUnknown || evidence == "" {
+			t.Errorf("pool mode %s, %q", mode, evidence)
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}

@@ -83,7 +83,9 @@ func (c *closingConnector) Close() error {
 	return errors.New("close fails")
 }
 
-func TestConnectorsCloserIsForwarded(t *testing.T) {
+// What a connector has to close is closed with the pool, once, and its error is
+// the pool's.
+func TestIssue_golang41790(t *testing.T) {
 	server, name, see := database(t)
 	base := &closingConnector{Connector: stdlib.GetConnector(*parse(t, server.DSN(name)))}
 	db := wrap(t, base)
@@ -516,7 +518,7 @@ func (s *spy) TracePrepareEnd(_ context.Context, _ *pgx.Conn, d pgx.TracePrepare
 // and the notice handler in it, which see what the program sent and nothing of
 // ours. An Exec of a try or an unlock without arguments reaches tracers as the
 // query that it is.
-func TestRegisteredConfigWithTracersAndNotices(t *testing.T) {
+func TestIssue_newrelicGoAgent435(t *testing.T) {
 	server, name, see := database(t)
 	see.Exec("CREATE FUNCTION warns() RETURNS void LANGUAGE plpgsql AS $$ BEGIN RAISE WARNING 'so'; END $$")
 	script := func(driver string) []string {

@@ -578,3 +578,44 @@ func TestFailingBlockerLookup(t *testing.T) {
 		t.Errorf("metrics %v", m)
 	}
 }
+
+// Waiting on 72707369 behind a stranded holder, and nothing said who it was.
+func TestIssue_prisma12999_8038_umami2999(t *testing.T) {
+	k := tell(t, freshDSN(t), pgadvlock.WithBlockerAfter(30*time.Millisecond))
+	k.see.Exec("SET application_name = 'stranded migration'")
+	k.see.Exec("BEGIN")
+	k.see.Lock(72707369)
+	start := time.Now()
+	awaitLock(t, k, "SELECT pg_advisory_lock(72707369)", func() {
+		pgtest.Eventually(t, 5*time.Second, "the wait is long enough", func() bool { return time.Since(start) > 300*time.Millisecond })
+		k.see.Unlock(72707369)
+	})
+	e := k.span(t, "pg_advisory_lock").Events
+	if len(e) != 1 {
+		t.Fatalf("events %+v", e)
+	}
+	assertAttrs(t, e[0].Attributes, map[string]string{
+		"pgadvlock.holder.pid":              fmt.Sprintf("[%d]", k.see.PID()),
+		"pgadvlock.holder.application_name": `["stranded migration"]`,
+		"pgadvlock.holder.state":            `["idle in transaction"]`,
+	})
+	if since := attr(e[0].Attributes, "pgadvlock.holder.since"); !strings.HasPrefix(since, `["20`) {
+		t.Errorf("since %s", since)
+	}
+}
+
+// Leaked locks exhaust the pool, unseen: held and waiting locks and the age of
+// the oldest are metrics.
+func TestIssue_postHog66932_liquibase872(t *testing.T) {
+	k := tell(t, freshDSN(t), pgadvlock.WithPreset(pgadvlock.PresetObserve))
+	c := k.conn(t)
+	exec(t, c, "SELECT pg_advisory_lock(42)")
+	c.Close() // and it stays with the idle connection
+	waiter := k.conn(t)
+	exec(t, waiter, "SELECT pg_advisory_unlock_all()")
+	exec(t, k.conn(t), "SELECT pg_advisory_lock(43)")
+	m := k.collect(t)
+	if m["pgadvlock.locks.held{lock_mode=exclusive,scope=session}"] != float64(len(k.see.Locks())) || m["pgadvlock.locks.oldest{}"] <= 0 || m["pgadvlock.events{level=warn,rule=leaked-session-lock}"] != 1 {
+		t.Errorf("metrics %v, locks %v", m, k.see.Locks())
+	}
+}

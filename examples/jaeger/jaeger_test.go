@@ -152,7 +152,7 @@ func check(t *testing.T, spans []seen) {
 	rebuilt := only(t, spans, "worker-0", "job rebuild", "advisory lock held", nil)
 	refund := only(t, spans, "worker-1", "job refund", "pg_advisory_lock", map[string]string{"pgadvlock.outcome": "acquired",
 		"pgadvlock.key": "(1, 9527)", "pgadvlock.key_space": "int,int", "pgadvlock.lock_mode": "exclusive", "pgadvlock.scope": "session", "pgadvlock.blocking": "true"})
-	waitedAs(t, spans, refund, 2*time.Second)
+	waitedAs(t, spans, refund, time.Second)
 	blockedBy(t, refund, rebuilt, "idle")
 	if refund.failed || len(refund.links) > 0 {
 		t.Errorf("links across Connectors, or an error: %+v", refund)
@@ -178,7 +178,7 @@ func check(t *testing.T, spans []seen) {
 		}
 	}
 	held := only(t, inTrace(spans, free.trace), "worker-1", "job pay", "advisory lock held", map[string]string{"pgadvlock.end": "transaction_end", "pgadvlock.key": "4711"})
-	waitedAs(t, spans, blocked, time.Second)
+	waitedAs(t, spans, blocked, 500*time.Millisecond)
 	blockedBy(t, blocked, held, "idle in transaction")
 	if !slices.Equal(blocked.links, []string{held.id}) || !slices.Equal(held.links, []string{free.id}) {
 		t.Errorf("the wait links to %v, the hold %s to %v, its wait is %s", blocked.links, held.id, held.links, free.id)

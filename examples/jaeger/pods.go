@@ -72,7 +72,7 @@ func startPod(ctx context.Context, dsn, name string) (*pod, error) {
 	connector, err := pgadvlock.NewConnector(u.String(),
 		pgadvlock.WithTracerProvider(provider),
 		pgadvlock.WithLogger(log),
-		pgadvlock.WithBlockerAfter(500*time.Millisecond))
+		pgadvlock.WithBlockerAfter(300*time.Millisecond))
 	if err != nil {
 		return nil, err
 	}

@@ -9,13 +9,9 @@ import (
 	"path"
 	"strings"
 	"time"
-	"unicode/utf8"
 )
 
-const (
-	nameWidth = 25
-	barWidth  = 28
-)
+const barWidth = 28
 
 // render writes the traces. Links are told by name where they lead to one of
 // them.
@@ -29,16 +25,18 @@ func render(out io.Writer, traces []*traceData) {
 	for _, t := range traces {
 		root := t.root()
 		fmt.Fprintf(out, "%s  %s  %s\n", t.instance(root), clock(root.StartTime), t.TraceID)
-		r := rendering{out, t, spans}
-		r.tree(root, 1)
+		r := rendering{Writer: out, trace: t, spans: spans}
+		r.walk(root, 1, func(s *span, indent string) { r.nameWidth = max(r.nameWidth, len(indent+s.OperationName)) })
+		r.walk(root, 1, r.span)
 		fmt.Fprintln(out)
 	}
 }
 
 type rendering struct {
 	io.Writer
-	trace *traceData
-	spans map[string]placed // all, by id
+	trace     *traceData
+	spans     map[string]placed // of all traces, by id
+	nameWidth int
 }
 
 type placed struct {
@@ -46,9 +44,18 @@ type placed struct {
 	span  *span
 }
 
-func (r rendering) tree(s *span, depth int) {
-	indent := strings.Repeat("  ", depth)
-	line := fmt.Sprintf("%s %s %9s  %s", pad(indent+s.OperationName, nameWidth), r.bar(s), short(s.duration()), strings.Join(facts(s), ", "))
+// walk calls do for a span and those under it.
+func (r rendering) walk(s *span, depth int, do func(s *span, indent string)) {
+	do(s, strings.Repeat("  ", depth))
+	for _, child := range r.trace.Spans {
+		if child.parent() == s.SpanID {
+			r.walk(child, depth+1, do)
+		}
+	}
+}
+
+func (r rendering) span(s *span, indent string) {
+	line := fmt.Sprintf("%-*s  %s %9s  %s", r.nameWidth, indent+s.OperationName, r.bar(s), short(s.duration()), strings.Join(facts(s), ", "))
 	fmt.Fprintln(r, strings.TrimRight(line, " "))
 	for _, e := range s.Logs {
 		fmt.Fprintf(r, "%s    at %s: %s\n", indent, short(time.Duration(e.Timestamp-s.StartTime)*time.Microsecond), told(e))
@@ -62,11 +69,6 @@ func (r rendering) tree(s *span, depth int) {
 			fmt.Fprintf(r, "%s    link to %s\n", indent, to.span.OperationName)
 		default:
 			fmt.Fprintf(r, "%s    link to %s of %s, trace %.8s\n", indent, to.span.OperationName, to.trace.instance(to.span), l.TraceID)
-		}
-	}
-	for _, child := range r.trace.Spans {
-		if child.parent() == s.SpanID {
-			r.tree(child, depth+1)
 		}
 	}
 }
@@ -148,16 +150,13 @@ func nth(list []string, i int) string {
 	return ""
 }
 
-// ellipsis shortens a text to so many characters.
+// ellipsis makes a text one line of at most so many characters.
 func ellipsis(s string, most int) string {
+	s = strings.Join(strings.Fields(s), " ")
 	if r := []rune(s); len(r) > most {
 		return string(r[:most-1]) + "…"
 	}
 	return s
-}
-
-func pad(s string, width int) string {
-	return s + strings.Repeat(" ", max(0, width-utf8.RuneCountInString(s)))
 }
 
 func clock(micros int64) string { return time.UnixMicro(micros).Format("15:04:05.000") }

@@ -3,6 +3,7 @@ package software
 import (
 	"testing"
 
+	"github.com/XSAM/otelsql"
 	"github.com/jmoiron/sqlx"
 
 	"github.com/pgadvlock/pgadvlock"
@@ -77,27 +78,35 @@ func TestSqlx(t *testing.T) {
 	})
 }
 
-// Without BindDriver, sqlx leaves question marks and names as they are. A name
-// that it knows can be given instead, to NewDb.
-func TestIssue_sqlx390_520(t *testing.T) {
-	pgadvlock.Register("pgadvlock, unknown to sqlx")
+// sqlx does not know this driver's name, nor those that a wrapper makes up:
+// without BindDriver it leaves names and question marks as they are. A name that
+// it knows can be given instead, to NewDb.
+func TestIssue_otelsqlXSAM614_sqlx390_520(t *testing.T) {
 	p := here(t)
-	db, err := sqlx.Open("pgadvlock, unknown to sqlx", p.dsn)
+	wrapper, err := otelsql.Register("pgadvlock")
+	must(t, err)
+	db, err := sqlx.Open(wrapper, p.dsn)
 	must(t, err)
 	defer db.Close()
-	var n int
-	if _, err := db.NamedQuery("SELECT :n::int", map[string]any{"n": 1}); err == nil {
+	if _, err := db.NamedQuery("SELECT CAST(:n AS int)", map[string]any{"n": 1}); err == nil {
 		t.Error("NamedQuery works: is BindDriver still needed?")
 	}
-	other := sqlx.NewDb(db.DB, "pgx")
-	must(t, other.Get(&n, other.Rebind("SELECT ?::int"), 7))
-	rows, err := other.NamedQuery("SELECT CAST(:n AS int)", map[string]any{"n": 8})
-	must(t, err)
-	defer rows.Close()
-	if !rows.Next() {
-		t.Error(rows.Err())
+	bind := func(db *sqlx.DB) {
+		var n int
+		must(t, db.Get(&n, db.Rebind("SELECT ?::int"), 7))
+		rows, err := db.NamedQuery("SELECT CAST(:n AS int)", map[string]any{"n": 8})
+		must(t, err)
+		defer rows.Close()
+		if !rows.Next() {
+			t.Fatal(rows.Err())
+		}
+		if must(t, rows.Scan(&n)); n != 8 {
+			t.Error(n)
+		}
 	}
-	if must(t, rows.Scan(&n)); n != 8 {
-		t.Error(n)
-	}
+	bind(sqlx.NewDb(db.DB, "pgx"))
+	sqlx.BindDriver(wrapper, sqlx.DOLLAR)
+	again := sqlx.MustOpen(wrapper, p.dsn)
+	defer again.Close()
+	bind(again)
 }
