@@ -13,7 +13,9 @@ demo: setup ## see lost locks, and then see them caught
 
 test: setup ## all tests, against real servers
 	go test -race ./...
-	if [ -d integration ]; then cd integration && go test ./...; fi
+	go test -run '^$$' -fuzz '^FuzzLexer$$' -fuzztime 10s ./internal/locksql
+	go test -run '^$$' -fuzz '^FuzzMentions$$' -fuzztime 10s ./internal/locksql
+	cd integration && go test ./...
 
 check: lint test ## lint and test: what a change has to pass
 

@@ -437,38 +437,61 @@ func splitDSN(dsn string) (rest string, params []param, err error) {
 	return splitKeywords(dsn)
 }
 
+// splitURL reads a URI as pgx and libpq do (conninfo_uri_parse): there is no
+// fragment, and a plus sign is a plus sign.
 func splitURL(dsn string) (rest string, params []param, err error) {
-	before, query, found := strings.Cut(dsn, "?")
-	if !found {
+	start := queryStart(dsn)
+	if start < 0 {
 		return dsn, nil, nil
 	}
-	query, fragment, hasFragment := strings.Cut(query, "#")
 	var kept []string
-	for pair := range strings.SplitSeq(query, "&") {
+	for pair := range strings.SplitSeq(dsn[start+1:], "&") {
 		k, v, _ := strings.Cut(pair, "=")
-		key, kerr := url.QueryUnescape(k)
-		name, ours := ourParam(key)
+		key, kerr := url.PathUnescape(k)
+		name, ours := ourParam(strings.Trim(key, " "))
 		if kerr != nil || !ours {
 			kept = append(kept, pair)
 			continue
 		}
-		value, verr := url.QueryUnescape(v)
+		value, verr := url.PathUnescape(v)
 		if verr != nil {
 			return "", nil, fmt.Errorf("pgadvlock: DSN parameter pgadvlock_%s: %w", name, verr)
 		}
-		params = append(params, param{name, value})
+		params = append(params, param{name, strings.Trim(value, " ")})
 	}
 	if len(params) == 0 {
 		return dsn, nil, nil
 	}
-	rest = before
+	rest = dsn[:start]
 	if len(kept) > 0 {
 		rest += "?" + strings.Join(kept, "&")
 	}
-	if hasFragment {
-		rest += "#" + fragment
-	}
 	return rest, params, nil
+}
+
+// queryStart returns the index of the question mark that begins the query, or
+// -1: one in a password or between the brackets of an IPv6 address does not.
+func queryStart(dsn string) int {
+	i := strings.Index(dsn, "://") + len("://")
+	if end := strings.IndexAny(dsn[i:], "@/"); end >= 0 && dsn[i+end] == '@' {
+		i += end + 1
+	}
+	for ; i < len(dsn); i++ {
+		switch dsn[i] {
+		case '?':
+			return i
+		case '/':
+			if q := strings.IndexByte(dsn[i:], '?'); q >= 0 {
+				return i + q
+			}
+			return -1
+		case '[':
+			if end := strings.IndexByte(dsn[i:], ']'); end >= 0 {
+				i += end
+			}
+		}
+	}
+	return -1
 }
 
 // splitKeywords reads "key=value key = 'va lue'" as pgx and libpq do (libpq's
