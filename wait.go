@@ -176,32 +176,55 @@ func (c *Conn) settleDoubts(ctx context.Context) (objection error) {
 	defer c.rearm()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.connector.settings.resetTimeout)
 	defer cancel()
-	rows, err := c.query(ctx, sqlReport, 0)
-	if err != nil {
+	granted, kept, ok := c.takeBack(ctx, doubts)
+	if !ok {
 		return nil // still in doubt: the return to the pool will release
 	}
-	granted, sure := c.granted(doubts, rows)
-	if !sure {
-		return nil
-	}
-	var kept []ledger.Attempt[origin]
+	c.ledger.Resolve(kept)
 	for _, g := range granted {
 		lock := attemptedLock(g.attempt)
-		lock.Key, lock.Count = g.key, 1
-		err := g.attempt.Origin.err
-		if c.observes() {
-			kept = append(kept, g.attempt)
-		} else if releaseErr := c.send(ctx, g.unlock()); releaseErr != nil {
-			return nil // still in doubt
-		} else {
-			lock.Count = 0
-		}
-		if e := c.object(ctx, RuleGrantedAfterError, []Lock{lock}, g.attempt.Origin.caller, err); e != nil && objection == nil {
+		lock.Key, lock.Count = g.key, len(kept) // 1 when it is left where it is
+		if e := c.object(ctx, RuleGrantedAfterError, []Lock{lock}, g.attempt.Origin.caller, g.attempt.Origin.err); e != nil && objection == nil {
 			objection = e
 		}
 	}
-	c.ledger.Resolve(kept)
 	return objection
+}
+
+// takeBack finds the locks in doubt that were granted and releases them, or
+// keeps them where nothing may be released. The cancel or the timeout that
+// brought the doubt may hit its own statements as well, so those are sent
+// again, after another look at what is there. ok is false when it remains
+// unknown.
+func (c *Conn) takeBack(ctx context.Context, doubts []ledger.Attempt[origin]) (granted []grant, kept []ledger.Attempt[origin], ok bool) {
+	const tries = 10
+	for range tries {
+		rows, err := c.query(ctx, sqlReport, 0)
+		if err == nil {
+			there, sure := c.granted(doubts, rows)
+			if !sure {
+				return nil, nil, false
+			}
+			for _, g := range there {
+				if !slices.ContainsFunc(granted, func(h grant) bool { return h.key == g.key && h.attempt.Func == g.attempt.Func }) {
+					granted = append(granted, g)
+				}
+				if c.observes() {
+					kept = append(kept, g.attempt)
+				} else if err = c.send(ctx, g.unlock()); err != nil {
+					break
+				}
+			}
+			if err == nil {
+				return granted, kept, true
+			}
+		}
+		const queryCanceled = "57014"
+		if sqlState(err) != queryCanceled || !c.idle() {
+			break
+		}
+	}
+	return nil, nil, false
 }
 
 // grant is a lock that was granted although its statement failed.

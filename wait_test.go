@@ -111,7 +111,7 @@ func TestGrantedAfterError(t *testing.T) {
 					}
 				}
 				if want := 2; err == nil && mine != want+1 || err != nil && mine != want {
-					t.Fatalf("after %v the session holds %d locks: %v", err, mine, see.Locks())
+					t.Fatalf("after %v the session holds %d locks: %v; events %v", err, mine, see.Locks(), rec.of(pgadvlock.RuleLostLock))
 				}
 				if err == nil {
 					unlockRetrying(t, conn)

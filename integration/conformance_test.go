@@ -39,10 +39,11 @@ func TestMain(m *testing.M) {
 
 // road is a way to open a database without pgadvlock and with it.
 type road struct {
-	name           string
+	title          string
 	driver         driverName
 	params         string // more of the DSN, for both
 	pooler         bool   // through PgBouncer in session mode
+	neverPings     bool   // no connection is asked whether it is alive when it is handed out
 	observing      bool   // nothing is refused or released: programs that do wrong run too
 	plain, wrapped func(*testing.T, string) *sql.DB
 }
@@ -56,21 +57,25 @@ const (
 
 func roads() []road {
 	all := []road{
-		{name: "pgx connector", driver: overPgx, plain: openPgx, wrapped: func(t *testing.T, dsn string) *sql.DB {
-			return wrap(t, stdlib.GetConnector(*parse(t, dsn)))
-		}},
-		{name: "pgxpool", driver: overPgx,
+		{title: "pgx connector", driver: overPgx, neverPings: true,
+			plain: func(t *testing.T, dsn string) *sql.DB { return stdlib.OpenDB(*parse(t, dsn), neverPing) },
+			wrapped: func(t *testing.T, dsn string) *sql.DB {
+				return wrap(t, stdlib.GetConnector(*parse(t, dsn), neverPing))
+			}},
+		{title: "pgxpool", driver: overPgx,
 			plain: func(t *testing.T, dsn string) *sql.DB { return stdlib.OpenDBFromPool(openPool(t, dsn)) },
 			wrapped: func(t *testing.T, dsn string) *sql.DB {
 				db := wrap(t, stdlib.GetPoolConnector(openPool(t, dsn)))
 				db.SetMaxIdleConns(0) // as OpenDBFromPool
 				return db
 			}},
-		{name: "pgx, observe", driver: overPgx, observing: true, plain: byName("pgx"), wrapped: func(t *testing.T, dsn string) *sql.DB {
+		{title: "pgx, observe", driver: overPgx, observing: true, plain: byName("pgx"), wrapped: func(t *testing.T, dsn string) *sql.DB {
 			return byName("pgadvlock")(t, dsn+"&pgadvlock_preset=observe")
 		}},
-		{name: "PgBouncer, session", driver: overPgx, pooler: true, plain: byName("pgx"), wrapped: byName("pgadvlock")},
-		{name: "pq", driver: overPQ, plain: byName("postgres"), wrapped: func(t *testing.T, dsn string) *sql.DB {
+		{title: "PgBouncer, session", driver: overPgx, pooler: true, plain: byName("pgx"), wrapped: func(t *testing.T, dsn string) *sql.DB {
+			return byName("pgadvlock")(t, dsn+"&pgadvlock_pool_mode=session")
+		}},
+		{title: "pq", driver: overPQ, plain: byName("postgres"), wrapped: func(t *testing.T, dsn string) *sql.DB {
 			base, err := pq.NewConnector(dsn)
 			if err != nil {
 				t.Fatal(err)
@@ -79,11 +84,15 @@ func roads() []road {
 		}},
 	}
 	for _, mode := range execModes {
-		all = append(all, road{name: "pgx, " + mode, driver: overPgx, params: "&default_query_exec_mode=" + mode,
+		all = append(all, road{title: "pgx, " + mode, driver: overPgx, params: "&default_query_exec_mode=" + mode,
 			plain: byName("pgx"), wrapped: byName("pgadvlock")})
 	}
 	return all
 }
+
+// neverPing keeps pgx from asking a connection that was idle for a second whether
+// it is alive: how a program meets one that is not would depend on timing.
+var neverPing = stdlib.OptionShouldPing(func(context.Context, stdlib.ShouldPingParams) bool { return false })
 
 // execModes are pgx's, as its DSN parameter spells them.
 var execModes = []string{"cache_statement", "cache_describe", "describe_exec", "exec", "simple_protocol"}
@@ -107,8 +116,6 @@ func parse(t *testing.T, dsn string) *pgx.ConnConfig {
 	return config
 }
 
-func openPgx(t *testing.T, dsn string) *sql.DB { return stdlib.OpenDB(*parse(t, dsn)) }
-
 func openPool(t *testing.T, dsn string) *pgxpool.Pool {
 	t.Helper()
 	pool, err := pgxpool.New(t.Context(), dsn)
@@ -131,11 +138,11 @@ func wrap(t *testing.T, base driver.Connector, opts ...pgadvlock.Option) *sql.DB
 // witness is what a program runs with, and where it says what it sees.
 type witness struct {
 	*testing.T
-	db     *sql.DB
-	see    *pgtest.Observer
-	driver driverName
-	name   string // of the database
-	lines  []string
+	road
+	db    *sql.DB
+	see   *pgtest.Observer
+	name  string // of the database
+	lines []string
 }
 
 // say notes an observation. The label must be the same in each run.
@@ -253,7 +260,7 @@ func broken(err error) text {
 }
 
 // sayLost notes how a lost connection shows. With lib/pq that depends on timing,
-// as does which errors make database/sql close the connection.
+// as does which of its errors make database/sql close the connection.
 func (w *witness) sayLost(label string, err error) {
 	w.Helper()
 	what := broken(err)
@@ -317,7 +324,7 @@ func (d difference) covers(r road, program, line string) bool {
 func TestConformance(t *testing.T) {
 	server := pgtest.Shared(t)
 	for _, r := range roads() {
-		t.Run(r.name, func(t *testing.T) {
+		t.Run(r.title, func(t *testing.T) {
 			t.Parallel()
 			if r.pooler {
 				server.RequireBouncer(t)
@@ -345,7 +352,7 @@ func TestConformance(t *testing.T) {
 // run lets one program speak. What it leaves behind does not reach the next.
 func run(t *testing.T, p program, r road, open func(*testing.T, string) *sql.DB, server *pgtest.Server, name string) []string {
 	t.Helper()
-	w := &witness{T: t, driver: r.driver, see: pgtest.Observe(t, server.DSN(name)), name: name}
+	w := &witness{T: t, road: r, see: pgtest.Observe(t, server.DSN(name)), name: name}
 	dsn := server.DSN(name)
 	if r.pooler {
 		dsn = server.BouncerDSN(name, "session")
@@ -402,9 +409,13 @@ func TestConformanceSeesDifferences(t *testing.T) {
 // differences are all there are.
 var differences = []difference{
 	{"faults", []string{
-		"killed while idle, ping, then, pool", "transaction left open, pool", "BEGIN left open, pool", "failed BEGIN left open, pool",
+		"transaction left open, pool", "BEGIN left open, pool", "failed BEGIN left open, pool",
 	}, isPgx, dropsAtReturn},
-	{"pgx through Raw", []string{"raw, pool"}, func(r road) bool { return r.name != "pgxpool" }, dropsAtReturn},
+	{"faults", []string{
+		"killed while idle, ping, then, pool", "killed while idle, exec, then, pool", "killed while idle, begin, then, pool", "killed while idle, prepare, then, pool",
+		"killed while idle, lock and unlock, then, pool", "killed while idle, transaction lock, then, pool",
+	}, func(r road) bool { return r.neverPings }, dropsAtReturn},
+	{"pgx through Raw", []string{"raw, pool"}, func(r road) bool { return r.title != "pgxpool" }, dropsAtReturn},
 	{"faults", []string{
 		"BEGIN left open, pool", "failed BEGIN left open, pool", "failed BEGIN left open, then", "failed BEGIN left open, path",
 	}, isPQ, "lib/pq hands out a connection whose transaction somebody left open"},

@@ -36,20 +36,32 @@ func faults(w *witness) {
 		w.say(label+", then", w.db.QueryRowContext(ctx, "SELECT 1").Scan(&n), n)
 		w.stats(label + ", then")
 	}
-	// lost is for what has to meet the loss itself: nothing sent may be sent
-	// again, so the first one may fail. A second one must not.
+	// lost is for what meets a loss: nothing that was sent may be sent again, so
+	// it may fail.
 	lost := func(label string, do func() error) {
 		w.sayLost(label, do())
-		for n := 0; w.driver == overPQ; {
-			// How many more meet it depends on which errors make lib/pq give
-			// a connection up.
-			if err := w.db.QueryRowContext(ctx, "SELECT 1").Scan(&n); err == nil {
-				return
-			} else if lost := broken(err); lost != "connection lost" {
-				w.say(label+", then", lost)
-			}
-		}
 		works(label)
+	}
+	// idle is lost for a loss that was not seen yet. How many connections have
+	// to be found dead depends on which are asked before they are handed out
+	// (pgx: those idle for a second), and with lib/pq on which errors make it
+	// give one up.
+	idle := func(label string, do func() error) {
+		if w.neverPings {
+			lost(label, do)
+			return
+		}
+		if err := do(); err != nil && broken(err) != "connection lost" {
+			w.say(label, err)
+		}
+		for n := 0; ; {
+			err := w.db.QueryRowContext(ctx, "SELECT 1").Scan(&n)
+			if err != nil && broken(err) == "connection lost" {
+				continue
+			}
+			w.say(label+", then", err, n)
+			return
+		}
 	}
 	fill := func(n int) {
 		var conns []*sql.Conn
@@ -98,9 +110,7 @@ func faults(w *witness) {
 	} {
 		fill(2)
 		w.kill()
-		lost("killed while idle, "+way.name, way.do)
-		// Idle for more than a second, pgx asks whether it is still there, so
-		// that nothing fails. A connection that was just made is asked too.
+		idle("killed while idle, "+way.name, way.do)
 	}
 
 	// On a connection of one's own there is nobody to try another one.

@@ -5,6 +5,7 @@ package main
 
 import (
 	"context"
+	"database/sql"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -117,7 +118,7 @@ func busy(t *testing.T) (url string) {
 	}
 
 	// a leak, a refusal, and a lock lost with its connection
-	lock := func(key int) interface{ Close() error } {
+	lock := func(key int) *sql.Conn {
 		conn, err := s.db.Conn(ctx)
 		if err != nil {
 			t.Fatal(err)
@@ -134,6 +135,9 @@ func busy(t *testing.T) (url string) {
 	}
 	lost := lock(3)
 	see.Exec("SELECT pg_terminate_backend(pid, 5000) FROM pg_locks WHERE locktype = 'advisory' AND objid = 3")
+	if _, err := lost.ExecContext(ctx, "SELECT 1"); err == nil {
+		t.Fatal("the connection lives")
+	}
 	lost.Close()
 
 	lock(4) // and one that is held all the time
@@ -152,7 +156,7 @@ func TestExposition(t *testing.T) {
 	all := scrape(t, busy(t))
 	for selector, want := range map[string]float64{
 		`pgadvlock_wait_duration_seconds_count{pgadvlock_outcome="acquired", pgadvlock_scope="transaction", pgadvlock_lock_mode="exclusive"}`: 1,
-		`pgadvlock_wait_duration_seconds_bucket{pgadvlock_scope="transaction", le="300"}`:                                                     1,
+		`pgadvlock_wait_duration_seconds_bucket{pgadvlock_scope="transaction", le="300.0"}`:                                                   1,
 		`pgadvlock_wait_duration_seconds_bucket{pgadvlock_scope="transaction", le="0.01"}`:                                                    0,
 		`pgadvlock_wait_duration_seconds_count{pgadvlock_scope="session"}`:                                                                    3,
 		`pgadvlock_hold_duration_seconds_count{pgadvlock_end="transaction_end"}`:                                                              1,

@@ -142,6 +142,24 @@ func TestMentionsAtEveryOffset(t *testing.T) {
 	}
 }
 
+// TestMentionsOfAnyName: names may have bytes that are no letters.
+func TestMentionsOfAnyName(t *testing.T) {
+	for _, name := range []string{"sperre_ö", "{", "~x", "f1", "1", "é", "\x80", "@", "`"} {
+		n := newNeedle(name)
+		if !n.in("SELECT " + upperASCII(name) + "(1) FROM t") {
+			t.Errorf("%q is not found", name)
+		}
+		for _, other := range []string{"[", "^X", "sperre_ä", "SELECT g2(3)", "\x00", "\xa0", " "} {
+			if n.in(other) {
+				t.Errorf("%q in %q", name, other)
+			}
+		}
+	}
+	if n := newNeedle("advisory"); n.word[n.at] != 'v' {
+		t.Errorf("looks for %c, which is not the rarest", n.word[n.at])
+	}
+}
+
 func TestMentionsAllocatesNothing(t *testing.T) {
 	r := New([]string{"take_lock"})
 	text := ormText(5000)

@@ -129,6 +129,7 @@ func TestPlain(t *testing.T) {
 		{`SELECT pg_advisory_lock(1) U&"g\006Ft"`, lock1},
 		{"SELECT pg_advisory_lock(1) a, pg_try_advisory_xact_lock(2, 3) AS b, pg_advisory_unlock_all()",
 			"plain, session; pg_advisory_lock bigint 1; pg_try_advisory_xact_lock int,int (2, 3); pg_advisory_unlock_all"},
+		{"SELECT pg_advisory_lock(1), pg_advisory_xact_lock(2)", "plain, session; pg_advisory_lock bigint 1; pg_advisory_xact_lock bigint 2"},
 		{"SELECT pg_advisory_xact_lock(1), pg_advisory_xact_lock(2)", "plain; pg_advisory_xact_lock bigint 1; pg_advisory_xact_lock bigint 2"},
 	} {
 		if got := describe(r.Parse(tt.text, true)); got != tt.want {
@@ -258,6 +259,21 @@ func TestArguments(t *testing.T) {
 		{"'1'::double precision::int8", "bigint '…'::double precision::int8"},
 		{"'1'::character varying(3)::int8", "bigint '…'::character varying(3)::int8"},
 		{"('{\"a\":1}'::jsonb -> 'a')::int8", "bigint ('…'::jsonb -> '…')::int8"},
+		{`"hashtext"($2)`, `bigint "hashtext"($2) weak`},
+		{"'x'::hashtext::int8", "bigint '…'::hashtext::int8"},
+		{"'x'::pg_catalog::int8", "bigint '…'::pg_catalog::int8"},
+		{"(-$1)", "bigint (-$1)"},
+		{"hashtextextended($2,-1)", "bigint hashtextextended($2, -1)"},
+		{"1+(2)", "bigint 1 + (2)"},
+		{"0X1F*1E3", "bigint 0x1f * 1e3"},
+		{"'42'::public.int8", "bigint '…'::public.int8"},
+		{`'42'::"bigint"`, `bigint '…'::"bigint"`},
+		{`'42'::"integer"`, `bigint '…'::"integer"`},
+		{`'42'::"int"`, `bigint '…'::"int"`},
+		{`'42'::"smallint"`, `bigint '…'::"smallint"`},
+		{"'42'::pg_catalog.bigint", "bigint '…'::bigint"},
+		{"B'1'::bit varying(3)::text::int8", "bigint '…'::bit varying(3)::text::int8"},
+		{"'1'::double::character::bit::int8", "bigint '…'::double::character::bit::int8"},
 		{"/* a */ hashtext( -- b\n 'c' )", "bigint hashtext('…') weak"},
 	} {
 		text := "SELECT pg_advisory_lock(" + tt.args + ")"
@@ -275,7 +291,11 @@ func TestKeyKind(t *testing.T) {
 		want KeyKind
 	}{
 		{"1", KeyNumber}, {"'1'", KeyNumber}, {"$1", KeyNumber}, {"1, 2", KeyNumber}, {"$5::int2", KeyNumber},
-		{"hashtext($2)", KeyExpression}, {"$1 + 1", KeyExpression}, {"-$1", KeyExpression}, {"1, hashtext('a')", KeyExpression},
+		{"hashtext($2)", KeyExpression}, {"$1 + 1", KeyExpression}, {"$1 * 2", KeyExpression}, {"$1 / 2", KeyExpression}, {"$1 % 2", KeyExpression}, {"($1 ^ 2)::int8", KeyExpression},
+		{"$1 & 2", KeyExpression}, {"$1 | 2", KeyExpression}, {"$1 # 2", KeyExpression}, {"$1 << 2", KeyExpression}, {"$1 >> 2", KeyExpression}, {"$1 - 2", KeyExpression},
+		{"($1 < 2)::int", KeyExpression}, {"($1 > 2)::int", KeyExpression}, {"($1 = 2)::int", KeyExpression}, {"($1 <= 2)::int", KeyExpression},
+		{"($1 >= 2)::int", KeyExpression}, {"($1 <> 2)::int", KeyExpression}, {"($1 != 2)::int", KeyExpression}, {"('a' ~ 'b')::int", KeyExpression},
+		{"(@ $1)", KeyExpression}, {"($1 ? 2)::int", KeyUnknown}, {"@ NULL", KeyUnknown}, {"+NULL", KeyUnknown}, {"hashtext(E'\\uD8')", KeyUnknown}, {"-$1", KeyExpression}, {"1, hashtext('a')", KeyExpression},
 		{"1.5", KeyExpression}, {"'1'::text::int8", KeyExpression},
 		{"NULL", KeyNull}, {"$3", KeyNull}, {"$4, NULL", KeyNull}, {"NULL, hashtext($4)", KeyNull}, {"$3, 'x'", KeyNull}, {"-NULL::int8", KeyNull},
 		{"$2", KeyUnknown}, {"$4", KeyUnknown}, {"1, $4", KeyUnknown}, {"hashtext($4)", KeyUnknown}, {"hashtext($3)", KeyUnknown},
@@ -323,7 +343,7 @@ func TestKeyIdentity(t *testing.T) {
 		{"7", "8"}, {"7", "0, 7"}, {"1, 2", "2, 1"}, {"hashtext($2)", "hashtext('abd')"}, {"hashtext($2)", "hashtextextended($2, 0)"},
 		{"hashtext('a''||''b')", "hashtext('a'||'b')"}, {"hashtext(U&'\\D83D\\DE00')", "hashtext(U&'\\D83D\\DE01')"},
 		{"1 + $1", "1 + $5"}, {"hashtext('a')", "hashtext('A')"}, {`'a'::"X"::int`, "'a'::x::int"},
-		{"hashtext($2), 1", "hashtext($2), 2"}, {"hashtext($2), $1", "hashtext($2), $9"},
+		{"x'1F'::int8", "x'2F'::int8"}, {"x'1'::int8", "b'1'::int8"}, {"hashtext($2), 1", "hashtext($2), 2"}, {"hashtext($2), $1", "hashtext($2), $9"},
 	} {
 		if a, b := key(other[0]), key(other[1]); a == b {
 			t.Errorf("%s and %s: both %#v", other[0], other[1], a)
@@ -351,6 +371,20 @@ func TestArgParams(t *testing.T) {
 	st := New(nil).Parse("SELECT pg_advisory_lock($2, hashtext($12||$2||$12))", true)
 	if got := fmt.Sprint(st.Calls[0].Args[0].Params, st.Calls[0].Args[1].Params); got != "[2] [12 2]" {
 		t.Error(got)
+	}
+	many := "0"
+	for i := range 100 {
+		many += fmt.Sprint("+$", i+1)
+	}
+	a := New(nil).Parse("SELECT pg_advisory_lock(1, "+many+")", true).Calls[0].Args
+	if a[0].Params != nil || len(a[1].Params) != maxParams {
+		t.Error(a[0].Params, a[1].Params)
+	}
+	if k := New(nil).Parse("SELECT pg_advisory_lock("+many+")", true).Calls[0].Key(func(n int) (any, bool) { return int64(n), true }); !strings.HasSuffix(k.Identity, "+ '100'") {
+		t.Error(k.Identity)
+	}
+	if a := New(nil).Parse("SELECT pg_advisory_lock(($1))", true).Calls[0].Args[0]; a.pieces != nil {
+		t.Error("pieces without need")
 	}
 }
 

@@ -99,8 +99,8 @@ func (p *parser) plain() (calls []Call, ok bool) {
 
 // plainCall reads [pg_catalog.]function(arguments).
 func (p *parser) plainCall() (c Call, ok bool) {
-	schema, name, first, ok := p.acceptName()
-	if !ok || schema != "" && schema != "pg_catalog" {
+	schema, name, first, _ := p.acceptName()
+	if schema != "" && schema != "pg_catalog" {
 		return c, false
 	}
 	if c.Func, ok = familyFunc(name); !ok || !p.accept('(') {
@@ -144,7 +144,7 @@ func (p *parser) expr(depth int) (v value, ok bool) {
 		op := p.text(p.advance())
 		var w value
 		w, ok = p.operand(depth)
-		if v = combine(v, w); !neverNull(op) && v.kind == isExpression {
+		if v = combine(v, w); !neverNull(op) {
 			v.kind = isUnsure
 		}
 	}
@@ -249,7 +249,7 @@ func (p *parser) primary(depth int) (v value, ok bool) {
 		return p.cast(depth)
 	}
 	ahead := *p
-	if schema, name, _, ok := ahead.acceptName(); ok && ahead.tok.kind == '(' {
+	if schema, name, _, _ := ahead.acceptName(); ahead.tok.kind == '(' {
 		if schema != "" && schema != "pg_catalog" || name != "hashtext" && name != "hashtextextended" || depth == maxDepth {
 			return v, false
 		}
@@ -345,6 +345,7 @@ func (p *parser) render(start, end int, v value) Arg {
 		return a
 	}
 	var masked, exact []byte
+	var pieces []piece
 	var before token
 	unary := false
 	for t.kind != tEOF && t.kind != tUnterminated && (len(masked) <= maxExpr || v.kind == isExpression) {
@@ -378,7 +379,7 @@ func (p *parser) render(start, end int, v value) Arg {
 			if len(a.Params) < maxParams && !slices.Contains(a.Params, n) {
 				a.Params = append(a.Params, n)
 			}
-			a.pieces = append(a.pieces, piece{text: string(exact)}, piece{param: n})
+			pieces = append(pieces, piece{text: string(exact)}, piece{param: n})
 			exact = exact[:0]
 		case tIdent, tNumber:
 			masked, exact = append(masked, lower(text)...), append(exact, lower(text)...)
@@ -392,10 +393,8 @@ func (p *parser) render(start, end int, v value) Arg {
 		masked = append(trim(masked, maxExpr), "…"...)
 	}
 	a.Expr = string(masked)
-	if v.kind != isExpression {
-		a.pieces = nil
-	} else {
-		a.pieces = append(a.pieces, piece{text: string(exact)})
+	if v.kind == isExpression {
+		a.pieces = append(pieces, piece{text: string(exact)})
 	}
 	return a
 }

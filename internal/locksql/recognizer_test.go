@@ -78,41 +78,90 @@ func TestCacheDoesNotPinTheText(t *testing.T) {
 	}
 }
 
+func heapInUse() int {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return int(m.HeapAlloc)
+}
+
+// manyTexts are series of different texts whose analyses are large in different ways.
+var manyTexts = map[string]func(i int) string{
+	"short": func(i int) string { return fmt.Sprintf("SELECT pg_advisory_lock(%d)", i) },
+	"long": func(i int) string {
+		return fmt.Sprintf("SELECT pg_advisory_lock(%d) -- %s", i, strings.Repeat("x", 8000))
+	},
+	"calls": func(i int) string {
+		return fmt.Sprintf("SELECT pg_advisory_lock(%d)%s", i, strings.Repeat(", pg_advisory_unlock_all()", 200))
+	},
+	"args": func(i int) string {
+		return fmt.Sprintf("SELECT pg_advisory_lock(%d)%s", i, strings.Repeat(", pg_advisory_lock(1, 2)", 200))
+	},
+	"sum": func(i int) string {
+		return fmt.Sprintf("SELECT pg_advisory_lock(%d%s)", i, strings.Repeat("+$1", 2000))
+	},
+	"literals": func(i int) string {
+		return fmt.Sprintf("SELECT pg_advisory_lock(hashtext('%d%s'))", i, strings.Repeat("x", 7000))
+	},
+	"params": func(i int) string {
+		return fmt.Sprintf("SELECT pg_advisory_lock(%d)%s", i, strings.Repeat(", pg_advisory_lock(($1), ($2))", 200))
+	},
+	"steps": func(i int) string { return fmt.Sprintf("SELECT 'advisory %d'; %s", i, strings.Repeat("end;", 1900)) },
+}
+
+// TestFootprint: what an entry is said to hold is near to what it holds, else the cache could not bound it.
+func TestFootprint(t *testing.T) {
+	r := New(nil)
+	for name, text := range manyTexts {
+		const n = 200
+		kept := make([]*Statement, n)
+		keys := make([]cacheKey, n)
+		said := 0
+		before := heapInUse()
+		for i := range n {
+			keys[i] = cacheKey{text: text(i)}
+			kept[i] = r.parse(keys[i].text, true)
+			said += footprint(keys[i], kept[i])
+		}
+		holds := heapInUse() - before
+		runtime.KeepAlive(kept)
+		runtime.KeepAlive(keys)
+		if holds > said*5/4 || said > holds*2 {
+			t.Errorf("%s: %d bytes are taken for %d", name, holds/n, said/n)
+		}
+	}
+}
+
+func TestCacheKeepsMany(t *testing.T) {
+	r := New(nil)
+	var first []*Statement
+	for i := range 500 {
+		first = append(first, r.Parse(manyTexts["short"](i), true))
+	}
+	for i, st := range first {
+		if r.Parse(manyTexts["short"](i), true) != st {
+			t.Fatal("dropped", i)
+		}
+	}
+}
+
 // TestCacheIsBounded: whatever comes, about maxCache bytes are held, and what is asked for again and again stays.
 func TestCacheIsBounded(t *testing.T) {
-	heap := func() uint64 {
-		var m runtime.MemStats
-		runtime.GC()
-		runtime.ReadMemStats(&m)
-		return m.HeapAlloc
-	}
-	for name, text := range map[string]func(i int) string{
-		"short": func(i int) string { return fmt.Sprintf("SELECT pg_advisory_lock(%d)", i) },
-		"long": func(i int) string {
-			return fmt.Sprintf("SELECT pg_advisory_lock(%d) -- %s", i, strings.Repeat("x", 8000))
-		},
-		"calls": func(i int) string {
-			return fmt.Sprintf("SELECT pg_advisory_lock(%d)%s", i, strings.Repeat(", pg_advisory_lock(hashtext($1))", 200))
-		},
-		"sum": func(i int) string {
-			return fmt.Sprintf("SELECT pg_advisory_lock(%d%s)", i, strings.Repeat("+$1", 2000))
-		},
-		"steps": func(i int) string { return fmt.Sprintf("SELECT 'advisory %d'; %s", i, strings.Repeat("end;", 1900)) },
-	} {
-		r := New(nil)
-		before := heap()
-		often := r.Parse("SELECT pg_advisory_lock(-1)", true)
-		texts := 1000
+	for name, text := range manyTexts {
+		texts := 300
 		if name == "short" {
 			texts = 5000
 		}
+		r := New(nil)
+		before := heapInUse()
+		often := r.Parse("SELECT pg_advisory_lock(-1)", true)
 		for i := range texts {
 			r.Parse(text(i), true)
 			if again := r.Parse("SELECT pg_advisory_lock(-1)", true); again != often {
 				t.Fatalf("%s: dropped after %d texts although in use", name, i)
 			}
 		}
-		if grown := int64(heap() - before); grown > 3*maxCache/2 {
+		if grown := heapInUse() - before; grown > 3*maxCache/2 {
 			t.Errorf("%s: %d bytes are held", name, grown)
 		}
 		if first := text(0); r.cache.young[cacheKey{first, true}] != nil || r.cache.old[cacheKey{first, true}] != nil {

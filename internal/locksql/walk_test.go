@@ -48,6 +48,17 @@ func TestOpaque(t *testing.T) {
 		{"SELECT pg_advisory_lock(true::int)", "opaque, session; pg_advisory_lock bigint true::int"},
 		{"SELECT pg_advisory_lock(N'1')", "plain, session; pg_advisory_lock bigint n '…'"},
 		{"SELECT pg_advisory_lock($0)", "opaque, session; pg_advisory_lock bigint $0"},
+		{"SELECT pg_advisory_lock($99999)", "opaque, session; pg_advisory_lock bigint $99999"},
+		{"SELECT pg_advisory_lock(1 .. 2)", "opaque, session; pg_advisory_lock bigint 1 .. 2"},
+		{"SELECT pg_advisory_lock(1 := 2)", "opaque, session; pg_advisory_lock bigint 1 := 2"},
+		{"SELECT pg_advisory_lock(1 => 2)", "opaque, session; pg_advisory_lock bigint 1 => 2"},
+		{"SELECT pg_advisory_lock(x.'42')", "opaque, session; pg_advisory_lock bigint x.'…'"},
+		{"SELECT pg_advisory_lock(CAST(1 AS ))", "opaque, session; pg_advisory_lock bigint cast(1 as)"},
+		{"SELECT pg_advisory_lock(1::)", "opaque, session; pg_advisory_lock bigint 1::"},
+		{`SELECT pg_advisory_lock(1::"double" precision)`, `opaque, session; pg_advisory_lock bigint 1::"double" precision`},
+		{`SELECT pg_advisory_lock(1::"character" varying)`, `opaque, session; pg_advisory_lock bigint 1::"character" varying`},
+		{`SELECT pg_advisory_lock(1::"bit" varying)`, `opaque, session; pg_advisory_lock bigint 1::"bit" varying`},
+		{"SELECT pg_advisory_lock('hashtext'(1))", "opaque, session; pg_advisory_lock bigint '…' (1)"},
 		{"SELECT pg_advisory_lock(1 2)", "opaque, session; pg_advisory_lock bigint 1 2"},
 		{"SELECT pg_advisory_lock(CAST(1 AS int)", "opaque, session; pg_advisory_lock bigint cast(1 as int)"},
 		{"SELECT pg_advisory_lock(CAST(1, int))", "opaque, session; pg_advisory_lock bigint cast(1, int)"},
@@ -231,6 +242,11 @@ func TestOpaque(t *testing.T) {
 		{"SELECT \"pg_advisory_lock", "opaque, session"},
 		{"SELECT $$pg_advisory_lock", "opaque, session"},
 		{"SELECT pg_advisory_lock(1", opaque1},
+		{"SELECT pg_advisory_lock(1 + /*", "opaque, session; pg_advisory_lock bigint 1 +"},
+		{"SELECT /* advisory */ pg_catalog.", "no call"},
+		{"SELECT /* advisory */ pg_catalog.(1)", "no call"},
+		{"SELECT /* advisory */ 1::pg_catalog.", "no call"},
+		{"SELECT pg_advisory_lock(1::x.", "opaque, session; pg_advisory_lock bigint 1::x."},
 		{"SELECT pg_advisory_lock(", "opaque, session; pg_advisory_lock bigint "},
 		{"SELECT ) ) pg_advisory_lock(1)", opaque1},
 		{"SELECT 1 $ pg_advisory_lock(1)", opaque1},
@@ -503,5 +519,19 @@ func TestPlainColumnsAreBounded(t *testing.T) {
 	}
 	if st := New(nil).Parse(text+", pg_advisory_lock(1)", true); st.Form != Opaque || !st.Session {
 		t.Error(st.Form, st.Session)
+	}
+}
+
+func TestPlainDepthIsBounded(t *testing.T) {
+	for _, nest := range [][2]string{{"(", ")"}, {"CAST(", " AS int)"}, {"hashtext(", ")"}} {
+		text := func(n int) string {
+			return "SELECT pg_advisory_lock(" + strings.Repeat(nest[0], n) + "1" + strings.Repeat(nest[1], n) + ")"
+		}
+		if st := New(nil).Parse(text(maxDepth), true); st.Form != Plain {
+			t.Errorf("%s × %d: %s", nest[0], maxDepth, st.Form)
+		}
+		if st := New(nil).Parse(text(maxDepth+1), true); st.Form != Opaque || !st.Session {
+			t.Errorf("%s × %d: %s", nest[0], maxDepth+1, st.Form)
+		}
 	}
 }
