@@ -1,6 +1,6 @@
 FUZZTIME ?= 60s
 
-.PHONY: help setup demo test check lint fuzz test-matrix test-pgx
+.PHONY: help setup demo test check lint fuzz test-matrix test-pgx jaeger test-jaeger
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -37,3 +37,9 @@ test-matrix: setup ## the tests against PostgreSQL 14 to 18, which it fetches wi
 
 test-pgx: setup ## pgx's own tests of its database/sql driver, on this one
 	scripts/test-pgx
+
+jaeger: setup ## see the traces of three pods in Jaeger, which it builds once (minutes)
+	cd examples && ../scripts/jaeger go run ./jaeger
+
+test-jaeger: setup ## the examples' tests, against that Jaeger
+	cd examples && ../scripts/jaeger go test -count=1 ./...

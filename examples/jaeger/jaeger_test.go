@@ -64,10 +64,11 @@ func TestPodsInJaeger(t *testing.T) {
 				t.Setenv(name, value)
 			}
 			began := time.Now()
-			if err := runPods(t.Context(), server.DSN(server.NewDB(t)), podNames...); err != nil {
+			to := databaseOn(server, server.NewDB(t))
+			if err := runPods(t.Context(), to, podNames...); err != nil {
 				t.Fatal(err)
 			}
-			traces, err := j.await(t.Context(), search(service), complete)
+			traces, err := j.await(t.Context(), search(service), complete(to))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -78,9 +79,9 @@ func TestPodsInJaeger(t *testing.T) {
 					t.Logf("the traces:\n%s", text.String())
 				}
 			})
-			t.Run("api", func(t *testing.T) { check(t, fromAPI(traces)) })
+			t.Run("api", func(t *testing.T) { check(t, to, fromAPI(traces)) })
 			t.Run("api v3", func(t *testing.T) {
-				check(t, j.fromV3(t, "/api/v3/traces?"+url.Values{
+				check(t, to, j.fromV3(t, "/api/v3/traces?"+url.Values{
 					"query.service_name": {service}, "query.num_traces": {"1000"},
 					"query.start_time_min": {began.Add(-time.Minute).UTC().Format(time.RFC3339Nano)},
 					"query.start_time_max": {time.Now().Add(time.Minute).UTC().Format(time.RFC3339Nano)},
@@ -91,7 +92,7 @@ func TestPodsInJaeger(t *testing.T) {
 					}
 				}
 			})
-			t.Run("by tag", func(t *testing.T) { checkSearches(t, j, service) })
+			t.Run("by tag", func(t *testing.T) { checkSearches(t, j, to, service) })
 			t.Run("rendering", func(t *testing.T) {
 				for _, want := range []string{
 					"timeout, SQLSTATE 55P03, exclusive transaction lock (1, 9527)", "(worker-0 at 127.0.0.1) has it, exclusive, idle for ",
@@ -108,10 +109,16 @@ func TestPodsInJaeger(t *testing.T) {
 }
 
 // checkSearches finds what matters by the driver's attributes.
-func checkSearches(t *testing.T, j *jaeger, service string) {
+func checkSearches(t *testing.T, j *jaeger, to database, service string) {
+	refused, pooled := []string{"worker-0 job invoice"}, []string(nil)
+	if to.pooled != "" {
+		pooled = []string{"worker-2 job sync"}
+		refused = append(refused, pooled...)
+	}
 	for tags, want := range map[string][]string{
 		"pgadvlock.outcome=timeout":                              {"worker-2 job refund"},
-		"pgadvlock.outcome=refused":                              {"worker-0 job invoice"},
+		"pgadvlock.outcome=refused":                              refused,
+		"pgadvlock.pool_mode=transaction":                        pooled,
 		"pgadvlock.rule=pooled-session-lock":                     {"worker-0 job invoice"},
 		"pgadvlock.end=leaked":                                   {"worker-2 job import"},
 		"db.response.status_code=40P01":                          {"job transfer"},
@@ -138,7 +145,7 @@ func checkSearches(t *testing.T, j *jaeger, service string) {
 }
 
 // check is what each API has to show.
-func check(t *testing.T, spans []seen) {
+func check(t *testing.T, to database, spans []seen) {
 	for _, s := range spans {
 		if s.attrs["pgadvlock.outcome"] != "" && (s.kind != "client" || s.attrs["db.system.name"] != "postgresql" || s.attrs["server.address"] != "127.0.0.1") {
 			t.Errorf("no span of a database client: %+v", s)
@@ -203,6 +210,11 @@ func check(t *testing.T, spans []seen) {
 		"pgadvlock.rule": "pooled-session-lock", "error.type": "pooled-session-lock"})
 	if told := parent(t, spans, refused).events; len(told) != 1 || told[0].name != "pgadvlock pooled-session-lock" || told[0].attrs["pgadvlock.key"] != "8" {
 		t.Errorf("the job was told %+v", told)
+	}
+
+	if to.pooled != "" {
+		only(t, spans, "worker-2", "job sync", "pg_advisory_lock", map[string]string{"pgadvlock.outcome": "refused",
+			"pgadvlock.rule": "transaction-pooling", "pgadvlock.pool_mode": "transaction"})
 	}
 
 	// One of the two in the deadlock fails, and the other one gets its lock.

@@ -2,7 +2,9 @@
 // deadlock, and shows their traces.
 //
 // With DATABASE_URL set it runs the pods on that database and sends their spans
-// where the standard OTEL_ variables say; POD_NAME makes it one pod of the three.
+// where the standard OTEL_ variables say; POOLED_DATABASE_URL is the same database
+// through a pooler in transaction mode, if there is one, and POD_NAME makes it one
+// pod of the three.
 // Without, as make jaeger runs it, it starts a PostgreSQL and a Jaeger of its
 // own and prints what that Jaeger has got.
 package main
@@ -33,15 +35,15 @@ func main() {
 }
 
 func run(ctx context.Context) error {
-	dsn := os.Getenv("DATABASE_URL")
-	if dsn == "" {
+	to := database{os.Getenv("DATABASE_URL"), os.Getenv("POOLED_DATABASE_URL")}
+	if to.dsn == "" {
 		return showcase(ctx)
 	}
 	names := podNames
 	if name := os.Getenv("POD_NAME"); name != "" {
 		names = []string{name}
 	}
-	return runPods(ctx, dsn, names...)
+	return runPods(ctx, to, names...)
 }
 
 // service is what the pods call themselves, unless OTEL_SERVICE_NAME does.
@@ -70,10 +72,11 @@ func showcase(ctx context.Context) error {
 
 	fmt.Println("Three pods do their jobs; this takes some ten seconds. What the driver has to say meanwhile:")
 	fmt.Println()
-	if err := runPods(ctx, server.DSN("postgres"), podNames...); err != nil {
+	to := databaseOn(server, "postgres")
+	if err := runPods(ctx, to, podNames...); err != nil {
 		return err
 	}
-	traces, err := j.await(ctx, search(service), complete)
+	traces, err := j.await(ctx, search(service), complete(to))
 	if err != nil {
 		return err
 	}
@@ -131,21 +134,35 @@ func (j *jaeger) exporterVariables(protocol, service string) map[string]string {
 	}
 }
 
-// allJobs are the roots that the pods' traces have.
-var allJobs = []string{"job import", "job invoice", "job nightly-report", "job nightly-report", "job nightly-report",
-	"job pay", "job pay", "job rebuild", "job refund", "job refund", "job transfer", "job transfer"}
+// databaseOn is a database of a server, and its way through PgBouncer if that
+// is there.
+func databaseOn(server *pgtest.Server, name string) database {
+	to := database{dsn: server.DSN(name)}
+	if server.HasBouncer() {
+		to.pooled = server.BouncerDSN(name, "transaction")
+	}
+	return to
+}
 
-// complete says whether all that the pods have sent is there: a trace for each
-// job, with a root.
-func complete(traces []*traceData) bool {
-	var roots []string
-	for _, t := range traces {
-		for _, s := range t.Spans {
-			if s.parent() == "" {
-				roots = append(roots, s.OperationName)
+// complete says of traces whether they are all that the pods have sent: one for
+// each job, with its root.
+func complete(to database) func([]*traceData) bool {
+	want := []string{"job import", "job invoice", "job nightly-report", "job nightly-report", "job nightly-report",
+		"job pay", "job pay", "job rebuild", "job refund", "job refund"}
+	if to.pooled != "" {
+		want = append(want, "job sync")
+	}
+	want = append(want, "job transfer", "job transfer")
+	return func(traces []*traceData) bool {
+		var roots []string
+		for _, t := range traces {
+			for _, s := range t.Spans {
+				if s.parent() == "" {
+					roots = append(roots, s.OperationName)
+				}
 			}
 		}
+		slices.Sort(roots)
+		return slices.Equal(roots, want)
 	}
-	slices.Sort(roots)
-	return slices.Equal(roots, allJobs)
 }

@@ -1,8 +1,8 @@
 package main
 
 // This file owns what the pods do: jobs as people write them, with the mistakes
-// that people make. All it needs of its surroundings is a DSN and the standard
-// OTEL_ variables.
+// that people make. All it needs of its surroundings is a database and the
+// standard OTEL_ variables.
 
 import (
 	"context"
@@ -34,10 +34,17 @@ var podNames = []string{"worker-0", "worker-1", "worker-2"}
 // the driver's span should say too.
 const waited = attribute.Key("worker.waited")
 
-// pod is one replica of the worker, with a pool and a tracer of its own.
+// database is where the pods' locks are.
+type database struct {
+	dsn    string
+	pooled string // the same through a pooler in transaction mode; "" when there is none
+}
+
+// pod is one replica of the worker, with pools and a tracer of its own.
 type pod struct {
 	name     string
 	db       *sql.DB
+	pooled   *sql.DB // nil when there is no pooler
 	provider *sdktrace.TracerProvider
 	tracer   trace.Tracer
 	log      *slog.Logger
@@ -47,41 +54,51 @@ type pod struct {
 // OTEL_TRACES_EXPORTER, OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_EXPORTER_OTLP_PROTOCOL
 // and their like say; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say whose
 // they are.
-func startPod(ctx context.Context, dsn, name string) (*pod, error) {
+func startPod(ctx context.Context, to database, name string) (*pod, error) {
 	exporter, err := autoexport.NewSpanExporter(ctx)
 	if err != nil {
 		return nil, err
 	}
 	whose, err := resource.New(ctx,
-		resource.WithAttributes(semconv.ServiceName("worker"), semconv.ServiceInstanceID(name)),
+		resource.WithAttributes(semconv.ServiceName(service), semconv.ServiceInstanceID(name)),
 		resource.WithFromEnv(), resource.WithTelemetrySDK())
 	if err != nil {
 		return nil, err
 	}
 	provider := sdktrace.NewTracerProvider(sdktrace.WithBatcher(exporter), sdktrace.WithResource(whose))
-	log := slog.With("pod", name)
+	p := &pod{name: name, provider: provider, tracer: provider.Tracer("worker"), log: slog.With("pod", name)}
+	if p.db, err = p.open(to.dsn); err == nil && to.pooled != "" {
+		p.pooled, err = p.open(to.pooled)
+	}
+	return p, err
+}
 
-	// The holder of a lock is shown by its application_name: name the pod.
+// open opens a database, with the pod's name as the application_name, by which
+// other pods' spans name the holder of a lock.
+func (p *pod) open(dsn string) (*sql.DB, error) {
 	u, err := url.Parse(dsn)
 	if err != nil {
 		return nil, errors.New("the DSN is not a URL") // the error has the password in it
 	}
 	q := u.Query()
-	q.Set("application_name", name)
+	q.Set("application_name", p.name)
 	u.RawQuery = q.Encode()
 	connector, err := pgadvlock.NewConnector(u.String(),
-		pgadvlock.WithTracerProvider(provider),
-		pgadvlock.WithLogger(log),
+		pgadvlock.WithTracerProvider(p.provider),
+		pgadvlock.WithLogger(p.log),
 		pgadvlock.WithBlockerAfter(300*time.Millisecond))
 	if err != nil {
 		return nil, err
 	}
-	return &pod{name, sql.OpenDB(connector), provider, provider.Tracer("worker"), log}, nil
+	return sql.OpenDB(connector), nil
 }
 
 // stop sends what spans there are.
 func (p *pod) stop() error {
 	err := p.db.Close() // ends the spans of what it held
+	if p.pooled != nil {
+		err = errors.Join(err, p.pooled.Close())
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	return errors.Join(err, p.provider.Shutdown(ctx))
@@ -89,12 +106,12 @@ func (p *pod) stop() error {
 
 // runPods starts pods and waits until each has done its jobs. The error is what
 // went wrong beyond what the jobs are there to show.
-func runPods(ctx context.Context, dsn string, names ...string) error {
+func runPods(ctx context.Context, to database, names ...string) error {
 	var all sync.WaitGroup
 	errs := make([]error, len(names))
 	for i, name := range names {
 		all.Go(func() {
-			p, err := startPod(ctx, dsn, name)
+			p, err := startPod(ctx, to, name)
 			if err == nil {
 				err = errors.Join(p.run(ctx), p.stop())
 			}
@@ -119,6 +136,9 @@ func (p *pod) run(ctx context.Context) error {
 		"worker-0": {{report}, {{"rebuild", p.rebuild}}, {{"transfer", p.transfer(100, 200)}}, {{"invoice", p.invoice}}},
 		"worker-1": {{report}, {{"refund", p.refund}}, {{"pay", p.pay}, {"pay", p.payToo}}, {{"transfer", p.transfer(200, 100)}}},
 		"worker-2": {{report}, {{"refund", p.impatientRefund}}, {{"import", p.importFiles}}},
+	}
+	if p.pooled != nil {
+		steps["worker-2"] = append(steps["worker-2"], []job{{"sync", p.sync}})
 	}
 	var errs []error
 	for _, step := range steps[p.name] {
@@ -162,7 +182,7 @@ const (
 // meant says whether a job ended as it is here to show.
 func meant(err error) bool {
 	var pg *pgconn.PgError
-	return err == nil || errors.Is(err, pgadvlock.RulePooledSessionLock) ||
+	return err == nil || errors.Is(err, pgadvlock.RulePooledSessionLock) || errors.Is(err, pgadvlock.RuleTransactionPooling) ||
 		errors.As(err, &pg) && (pg.Code == lockNotAvailable || pg.Code == deadlockDetected)
 }
 
@@ -293,6 +313,18 @@ func (p *pod) importFiles(ctx context.Context) error {
 // invoice locks through the pool, where the lock would guard nothing.
 func (p *pod) invoice(ctx context.Context) error {
 	_, err := p.db.ExecContext(ctx, "SELECT pg_advisory_lock($1)", 8)
+	return err
+}
+
+// sync takes a connection of its own, as it should, but through a pooler that
+// gives every transaction another backend.
+func (p *pod) sync(ctx context.Context) error {
+	conn, err := p.pooled.Conn(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	_, err = conn.ExecContext(ctx, "SELECT pg_advisory_lock($1)", 9)
 	return err
 }
 

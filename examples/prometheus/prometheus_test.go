@@ -90,7 +90,10 @@ func busy(t *testing.T) (url string) {
 	}
 	t.Cleanup(func() { s.db.Close() })
 	web := httptest.NewServer(s.handler())
-	t.Cleanup(web.Close)
+	t.Cleanup(func() {
+		web.CloseClientConnections() // ends a request that still waits
+		web.Close()
+	})
 	ctx := t.Context()
 
 	// a refund that waits, long enough to be told who is in its way, and reported
@@ -293,6 +296,33 @@ func TestQueriesMeetTheExposition(t *testing.T) {
 			if !ours[label] && !slices.Contains(byPrometheus, label) {
 				t.Errorf("%s groups by %s, which no series has", q.where, label)
 			}
+		}
+	}
+}
+
+// What the documentation names is exposed.
+func TestDocumentedNames(t *testing.T) {
+	text, err := os.ReadFile("../../docs/telemetry.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, found := strings.Cut(string(text), "\n## Prometheus\n")
+	if !found {
+		t.Fatal("no section Prometheus")
+	}
+	section, _, _ = strings.Cut(section, "\n## ")
+	known := map[string]bool{}
+	for _, s := range scrape(t, busy(t)) {
+		known[s.labels.Get(labels.MetricName)] = true
+		s.labels.Range(func(l labels.Label) { known[l.Name] = true })
+	}
+	names := regexp.MustCompile(`\bpgadvlock_\w+`).FindAllString(section, -1)
+	if len(names) < 10 {
+		t.Fatalf("only %q", names)
+	}
+	for _, name := range names {
+		if !known[name] {
+			t.Errorf("%s is not exposed", name)
 		}
 	}
 }

@@ -128,6 +128,7 @@ var contexts = []struct {
 	{opaque, "SAVEPOINT a; SELECT CALL; RELEASE a"},
 	{opaque, "PREPARE p AS SELECT 1; EXECUTE p; SELECT CALL; DEALLOCATE p"},
 	{opaque, "CREATE FUNCTION b() RETURNS int BEGIN ATOMIC SELECT 1 AS case; END; SELECT CALL"},
+	{opaque, "CREATE DOMAIN atomic AS int; CREATE FUNCTION x(begin atomic) RETURNS atomic LANGUAGE sql AS 'SELECT 1'; SELECT CALL"},
 	{opaque, "CREATE FUNCTION begin() RETURNS int LANGUAGE sql AS 'SELECT 1'; SELECT CALL"},
 	{opaque, "CREATE RULE x AS ON INSERT TO t DO ALSO (SELECT 1; SELECT 2); SELECT CALL"},
 	{opaque, "EXECUTE echo(CALL::text)"},

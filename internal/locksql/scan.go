@@ -34,7 +34,7 @@ type level struct {
 	call   int // 1 + index of the call whose arguments these are
 	args   int // where the first argument begins
 	commas int
-	comma  int // the first
+	comma  int // the last
 
 	clause clause
 	item   bool // a FROM item comes next
@@ -45,7 +45,7 @@ type level struct {
 	locks   bool // a lock function is evaluated in it
 	columns bool // with an argument that is no constant, so it may depend on the query around
 
-	allRows, allLocks, allColumns bool // of the queries before it, too
+	allRows, allColumns bool // of the queries before it, too
 }
 
 type clause uint8
@@ -88,13 +88,11 @@ func (s *scan) run() {
 		case ')':
 			s.pop(t)
 		case ',':
-			if s.commas == 0 {
-				s.comma = t.start
-			}
 			s.commas++
+			s.comma = t.start
 			s.item = s.clause == inFrom
 		case tString:
-			if s.depth > 0 && s.calls {
+			if s.depth > 0 {
 				s.string(t)
 			}
 		}
@@ -124,10 +122,6 @@ func (s *scan) take(t token, w string) bool {
 	case "select", "perform", "values":
 		s.endQuery()
 		s.clause, s.item = inList, false
-	case "insert":
-		if s.clause == noQuery {
-			s.clause = inList
-		}
 	case "update", "delete", "merge":
 		if s.clause == noQuery {
 			s.clause, s.rows = afterFrom, true
@@ -138,13 +132,13 @@ func (s *scan) take(t token, w string) bool {
 		}
 	case "join":
 		s.item = s.clause == inFrom
-	case "where", "group", "having", "window", "order", "limit", "offset", "fetch", "for", "returning", "union", "intersect", "except":
+	case "group", "window", "order", "for", "returning": // what has commas of its own after FROM
 		if s.clause == inFrom {
 			s.clause = afterFrom
 		}
 	case "execute":
 		s.dynamic = true
-		if s.words[2] == "as" && s.clause == noQuery && len(s.outer) == 0 && s.depth == 0 {
+		if s.words[2] == "as" && s.clause == noQuery && len(s.outer) == 0 {
 			s.execute = true
 			if s.named() {
 				s.executes = s.name(s.tok)
@@ -157,7 +151,7 @@ func (s *scan) take(t token, w string) bool {
 		}
 	case "end":
 		// A statement cannot begin with END there, so this is the end of the body; that of a CASE comes later in one.
-		if s.atomic && s.first {
+		if s.first {
 			s.atomic = false
 		}
 	}
@@ -167,11 +161,11 @@ func (s *scan) take(t token, w string) bool {
 // fromItem takes in a word where a FROM item is expected.
 func (s *scan) fromItem(t token, w string) {
 	switch {
-	case w == "lateral", w == "only", w == "rows", w == "from":
+	case w == "lateral", w == "rows", w == "from": // LATERAL f(), ROWS FROM (f())
 		return
 	case s.tok.kind == '(':
 		s.rows = s.rows || manyRows(s.name(t))
-	case w != "select" && w != "values" && w != "with":
+	case w != "select" && w != "with":
 		s.rows = true
 	}
 	s.item = false
@@ -240,9 +234,8 @@ func (s *scan) call(f Func) {
 // string takes in a string in code.
 func (s *scan) string(t token) {
 	s.found.add(s.code(t, true))
-	if text, _ := s.unquote(t); s.r.Mentions(text) {
-		s.inStrings.add(s.raw(text))
-	}
+	text, _ := s.unquote(t)
+	s.inStrings.add(s.raw(text))
 }
 
 func (s *scan) push(t token) {
@@ -261,7 +254,8 @@ func (s *scan) pop(t token) {
 	if len(s.outer) == 0 {
 		return // a syntax error
 	}
-	query := s.clause != noQuery
+	// A query whose arguments are constants is evaluated once.
+	locks := s.locks && s.clause == noQuery
 	s.endQuery()
 	child := s.level
 	s.level = s.outer[len(s.outer)-1]
@@ -269,13 +263,9 @@ func (s *scan) pop(t token) {
 	if child.call > 0 {
 		s.closeCall(&s.st.Calls[child.call-1], child, t)
 	}
+	s.locks = s.locks || locks
 	s.columns = s.columns || child.allColumns
-	switch {
-	case child.isItem:
-		s.rows = s.rows || child.allRows
-	case !query:
-		s.locks = s.locks || child.allLocks // a query whose arguments are constants is evaluated once
-	}
+	s.rows = s.rows || child.isItem && child.allRows
 }
 
 // closeCall fills in what is known at the end of a call.
@@ -302,7 +292,6 @@ func (s *scan) endQuery() {
 		s.found.perRow = true
 	}
 	l.allRows = l.allRows || l.rows
-	l.allLocks = l.allLocks || l.locks
 	l.allColumns = l.allColumns || l.columns
 	l.rows, l.locks, l.columns = false, false, false
 }

@@ -64,6 +64,8 @@ func TestOpaque(t *testing.T) {
 		{"SELECT pg_advisory_lock(CAST(1, int))", "opaque, session; pg_advisory_lock bigint cast(1, int)"},
 		{"SELECT pg_advisory_lock(1::int[])", "opaque, session; pg_advisory_lock bigint 1::int[]"},
 		{"SELECT pg_advisory_lock(1::a.b.c)", "opaque, session; pg_advisory_lock bigint 1::a.b.c"},
+		{"SELECT pg_advisory_lock(7, id)", "opaque, session; pg_advisory_lock int,int (7, id)"},
+		{"SELECT pg_advisory_lock(id, f(1, 2))", "opaque, session; pg_advisory_lock int,int (id, f(1, 2))"},
 		{"SELECT pg_advisory_lock()", "opaque, session; pg_advisory_lock bigint "},
 		{"SELECT pg_advisory_lock(1, 2, 3)", "opaque, session; pg_advisory_lock int,int "},
 		{"SELECT pg_advisory_unlock_all(1)", "opaque, session; pg_advisory_unlock_all"},
@@ -188,6 +190,7 @@ func TestOpaque(t *testing.T) {
 		{"CREATE FUNCTION f() RETURNS void BEGIN ATOMIC SELECT pg_advisory_lock(1); END; SELECT pg_advisory_xact_lock(2)", "opaque; pg_advisory_xact_lock bigint 2"},
 		{"CREATE FUNCTION f() RETURNS void BEGIN ATOMIC END; SELECT pg_advisory_xact_lock(2)", "opaque; pg_advisory_xact_lock bigint 2"},
 		{"CREATE FUNCTION f() RETURNS int BEGIN ATOMIC SELECT 1 AS case; SELECT 2 AS begin; END; SELECT pg_advisory_xact_lock(2); END", "opaque; pg_advisory_xact_lock bigint 2; COMMIT"},
+		{"CREATE FUNCTION f(begin atomic) RETURNS atomic LANGUAGE sql AS ''; SELECT pg_advisory_xact_lock(2)", "opaque; pg_advisory_xact_lock bigint 2"},
 		{"CREATE FUNCTION begin() RETURNS int LANGUAGE sql AS ''; SELECT pg_advisory_xact_lock(2)", "opaque; pg_advisory_xact_lock bigint 2"},
 		{"CREATE FUNCTION f() RETURNS int BEGIN ATOMIC SELECT (pg_advisory_lock(1)); SELECT 1 ORDER BY 1; END;", "no call"},
 		{"CREATE TRIGGER t BEFORE INSERT ON a WHEN (pg_advisory_lock(1) IS NULL) EXECUTE FUNCTION f()", "no call"},
@@ -285,7 +288,13 @@ func TestPerRow(t *testing.T) {
 		"INSERT INTO u SELECT pg_try_advisory_lock(id) FROM t",
 		"UPDATE t SET ok = pg_try_advisory_lock(id)",
 		"DELETE FROM t USING u WHERE pg_try_advisory_lock(t.id)",
+		"SELECT pg_try_advisory_lock(1) FROM t, now() x",
+		"SELECT pg_try_advisory_lock(1) FROM ONLY (t)",
+		"SELECT pg_try_advisory_lock(1) FROM (SELECT id FROM t UNION SELECT 1) s",
+		"SELECT id FROM t WHERE EXISTS (SELECT 1 WHERE pg_try_advisory_lock(t.id) UNION SELECT 1)",
 		"MERGE INTO t USING u ON pg_try_advisory_lock(t.id) WHEN MATCHED THEN DELETE",
+		"MERGE INTO t USING u ON pg_try_advisory_lock(t.id) WHEN NOT MATCHED THEN DO NOTHING",
+		"SELECT pg_try_advisory_lock(1) FROM now() x JOIN t ON true",
 		"SELECT 1 UNION SELECT pg_try_advisory_lock(id)::int FROM t",
 		"SELECT pg_try_advisory_lock(id)::int FROM t UNION SELECT 1",
 		"COPY (SELECT pg_try_advisory_lock(id) FROM t) TO STDOUT",
@@ -318,6 +327,20 @@ func TestPerRow(t *testing.T) {
 		"SELECT id FROM t UNION SELECT pg_try_advisory_lock(1)::int",
 		"SELECT id FROM t; SELECT pg_try_advisory_lock(1)",
 		"INSERT INTO t (a) VALUES (pg_try_advisory_lock(1)) ON CONFLICT DO UPDATE SET a = true",
+		"SELECT pg_try_advisory_lock(x) FROM (VALUES (1), (current_date)) v(x)",
+		"SELECT pg_try_advisory_lock(1) FROM now() x GROUP BY a, b",
+		"SELECT pg_try_advisory_lock(1) FROM now() x WINDOW a AS (), b AS ()",
+		"SELECT pg_try_advisory_lock(1) FROM now() x ORDER BY a, b",
+		"SELECT pg_try_advisory_lock(1) FROM now() x FOR UPDATE OF a, b",
+		"INSERT INTO u SELECT pg_try_advisory_lock(1) FROM now() x RETURNING a, b",
+		"SELECT pg_try_advisory_lock(1), now() ORDER BY a, b",
+		"SELECT pg_try_advisory_lock(1) FROM LATERAL now() x",
+		"SELECT pg_try_advisory_lock(1) FROM (WITH a AS (SELECT 1) SELECT 1 AS x) s",
+		"SELECT pg_try_advisory_lock(1) FROM (SELECT(1)) s",
+		"SELECT substring(pg_try_advisory_lock(1)::text FROM a)",
+		"SELECT * FROM pg_try_advisory_lock(a)",
+		"SELECT a.from b, pg_try_advisory_lock(1)",
+		"DO $$ BEGIN PERFORM 1 FROM t; x := pg_try_advisory_xact_lock(1); END $$",
 		"SELECT trim(BOTH FROM 'x'), pg_try_advisory_lock(1)",
 		"PREPARE p AS SELECT pg_try_advisory_lock(id) FROM t",
 	} {
@@ -368,6 +391,7 @@ func TestSteps(t *testing.T) {
 		{"CREATE TABLE t (id int)", ""},
 		{"CREATE TABLE t AS SELECT 1 AS execute", ""},
 		{"CREATE TABLE t AS EXECUTE", "EXECUTE"}, // a syntax error
+		{"CREATE TABLE t (a int DEFAULT cast(1 AS execute))", ""},
 		{"DEALLOCATE p", "DEALLOCATE p"},
 		{"DEALLOCATE PREPARE p", "DEALLOCATE p"},
 		{"DEALLOCATE prepare", "DEALLOCATE prepare"},
@@ -403,6 +427,8 @@ func TestSteps(t *testing.T) {
 		{"begin; select ';', $$;commit;$$, \"a;b\" /* ; */; savepoint a -- ;\n; rollback to a", "BEGIN; SAVEPOINT a; ROLLBACK TO a"},
 		{";;BEGIN;;", "BEGIN"},
 		{"SELECT 1; DISCARD ALL;", "DISCARD ALL"},
+		{"SELECT 1; CALL p()", ""},
+		{"SELECT begin atomic; COMMIT", "COMMIT"},
 		{"CREATE FUNCTION f() RETURNS int BEGIN ATOMIC SELECT 1; END; COMMIT", "COMMIT"},
 		{"CREATE RULE r AS ON INSERT TO t DO (SELECT 1; COMMIT); BEGIN", "BEGIN"},
 		{"DO 'a;COMMIT'; COMMIT", "COMMIT"},
@@ -476,6 +502,24 @@ func TestConfiguredFunctions(t *testing.T) {
 	}
 }
 
+func TestFunctionsOfManyRows(t *testing.T) {
+	for _, f := range []string{"unnest", "generate_series", "generate_subscripts", "string_to_table", "regexp_split_to_table", "regexp_matches",
+		"json_array_elements", "json_array_elements_text", "jsonb_array_elements", "jsonb_array_elements_text",
+		"json_each", "json_each_text", "jsonb_each", "jsonb_each_text", "json_to_recordset", "jsonb_to_recordset"} {
+		if text := "SELECT pg_try_advisory_lock(x) FROM " + f + "($1) x"; !New(nil).Parse(text, true).PerRow {
+			t.Error(text)
+		}
+	}
+}
+
+func TestOpaqueArguments(t *testing.T) {
+	for args, want := range map[string]int{"": 0, "id": 1, "id, 2": 2, "1, 2, 3": 0, "f(1, 2)": 1, " /**/ ": 1} {
+		if got := New(nil).Parse("SELECT pg_advisory_lock("+args+")", true).Calls[0].Args; len(got) != want {
+			t.Errorf("%s: %d", args, len(got))
+		}
+	}
+}
+
 // Every call of a text is where it says.
 func TestSpans(t *testing.T) {
 	r := New(nil)
@@ -493,6 +537,7 @@ func TestSpans(t *testing.T) {
 		{"DO 'BEGIN PERFORM ''a'', pg_advisory_lock(1); END'", []string{"'BEGIN PERFORM ''a'', pg_advisory_lock(1); END'"}},
 		{"DO $x$ EXECUTE 'SELECT ''a'', pg_advisory_lock(1)' $x$", []string{"'SELECT ''a'', pg_advisory_lock(1)'"}},
 		{"SELECT 1, pg_advisory_lock(1", []string{"pg_advisory_lock(1"}},
+		{"SELECT 1, (x).pg_advisory_lock(1)", []string{"pg_advisory_lock(1)"}},
 	} {
 		st := r.Parse(tt.text, true)
 		var got []string
