@@ -76,7 +76,12 @@ func (d *Driver) Open(name string) (driver.Conn, error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute) // as pgx's own
 	defer cancel()
-	return c.Connect(ctx)
+	conn, err := c.Connect(ctx)
+	if err != nil {
+		return nil, errors.Join(err, c.(*Connector).Close())
+	}
+	conn.(*Conn).alone = true
+	return conn, nil
 }
 
 // OpenConnector reads the DSN; see [NewConnector].
@@ -266,8 +271,15 @@ type Conn struct {
 	// isolation is that of the open transaction, as far as its beginning was
 	// seen, and defaultIsolation that of one that says nothing; "" is not known.
 	isolation, defaultIsolation string
+	// lent is whether the raw connection was ever lent out: then there may be
+	// prepared statements that nobody saw.
+	lent bool
 	// toldLeak is what was reported last of locks that were left where they are.
-	toldLeak string
+	toldLeak                    string
+	startIsolation, txIsolation string // defaultIsolation at connecting, and when the transaction began
+	// alone is whether the Connector was made for this connection and ends with
+	// it.
+	alone bool
 	// judged is whether IsValid has seen the connection since it was last
 	// handed out.
 	judged bool
@@ -292,7 +304,8 @@ func newConn(c *Connector, inner driver.Conn) *Conn {
 		params := cn.pgx.Config().RuntimeParams
 		if strings.EqualFold(params["default_transaction_isolation"], "repeatable read") ||
 			strings.Contains(params["options"], `default_transaction_isolation=repeatable\ read`) {
-			cn.defaultIsolation = "repeatable read"
+			cn.startIsolation = "repeatable read"
+			cn.defaultIsolation = cn.startIsolation
 		}
 	}
 	if mode := c.settings.poolMode; mode != PoolAuto {
@@ -311,7 +324,7 @@ func (c *Conn) prepare(ctx context.Context) error {
 	case c.pgx == nil && s.afterConnect != nil:
 		return errors.New("pgadvlock: WithAfterConnect needs the pgx driver underneath")
 	case s.afterConnect != nil:
-		return s.afterConnect(ctx, c.pgx)
+		return s.afterConnect(ctx, c.Conn()) // lent out: what it locks is released like anything else
 	}
 	return nil
 }
@@ -323,7 +336,7 @@ func (c *Conn) prepare(ctx context.Context) error {
 func (c *Conn) Conn() *pgx.Conn {
 	if c.pgx != nil {
 		c.ledger.Escape()
-		c.armed = true
+		c.armed, c.lent, c.isolation = true, true, ""
 	}
 	return c.pgx
 }
@@ -343,7 +356,7 @@ func (c *Conn) rearm() {
 // fast reports whether the statement has nothing to do with locks: it then
 // goes straight to the inner connection.
 func (c *Conn) fast(query string) bool {
-	return !c.armed && !c.connector.recognizer.Mentions(query) && !begins(query)
+	return !c.armed && !c.connector.recognizer.Mentions(query) && !begins(query) && !(c.lent && (bare(query) || mayStep(query)))
 }
 
 // QueryContext implements driver.QueryerContext.
@@ -394,7 +407,7 @@ func (c *Conn) Prepare(query string) (driver.Stmt, error) {
 // PrepareContext implements driver.ConnPrepareContext. A statement that has
 // nothing to do with locks is the inner driver's own.
 func (c *Conn) PrepareContext(ctx context.Context, query string) (driver.Stmt, error) {
-	if c.fast(query) && !mayExecute(query) {
+	if c.fast(query) && !mayStep(query) {
 		return c.preparer.PrepareContext(ctx, query)
 	}
 	st := c.parse(query)
@@ -421,7 +434,7 @@ func (c *Conn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, e
 	if err != nil {
 		return nil, err
 	}
-	c.inTx, c.isolation = true, c.defaultIsolation
+	c.inTx, c.isolation, c.txIsolation = true, c.defaultIsolation, c.defaultIsolation
 	switch sql.IsolationLevel(opts.Isolation) {
 	case sql.LevelDefault:
 	case sql.LevelRepeatableRead, sql.LevelSnapshot:
@@ -455,7 +468,11 @@ func (c *Conn) Ping(ctx context.Context) error {
 func (c *Conn) Close() error {
 	c.connector.forget(c)
 	c.abandon()
-	return c.inner.Close()
+	err := c.inner.Close()
+	if c.alone {
+		err = errors.Join(err, c.connector.Close())
+	}
+	return err
 }
 
 // tx is a transaction begun through database/sql. Transaction locks end with
@@ -473,12 +490,13 @@ func (t *tx) Commit() error {
 
 func (t *tx) Rollback() error {
 	err := t.Tx.Rollback()
+	t.conn.defaultIsolation = t.conn.txIsolation
 	t.conn.transactionEnded()
 	return err
 }
 
 func (c *Conn) transactionEnded() {
-	c.inTx = false
+	c.inTx, c.isolation = false, ""
 	if c.armed {
 		c.ledger.EndTransaction()
 		_ = c.settleDoubts(context.Background()) // of an earlier statement

@@ -78,7 +78,11 @@ func (i *interceptor) ConnExecContext(ctx context.Context, inner driver.ExecerCo
 		if i.conn.pgx != nil && len(args) == 0 {
 			// As pgx's Exec does without arguments: in one round trip, and
 			// without a prepared statement that would stay behind.
-			queryArgs = []driver.NamedValue{{Ordinal: 1, Value: pgx.QueryExecModeExec}}
+			mode := pgx.QueryExecModeExec
+			if i.conn.pgx.Config().DefaultQueryExecMode == pgx.QueryExecModeSimpleProtocol {
+				mode = pgx.QueryExecModeSimpleProtocol // the server may know no other
+			}
+			queryArgs = []driver.NamedValue{{Ordinal: 1, Value: mode}}
 		}
 		return i.conn.runAsQuery(ctx, query, i.statement, args, func(ctx context.Context) (driver.Rows, error) {
 			return i.conn.queryer.QueryContext(ctx, query, queryArgs)
@@ -127,6 +131,7 @@ func (c *Conn) runExec(ctx context.Context, query string, st *locksql.Statement,
 // enters in the ledger what the server said. Everything the caller gets is as
 // the inner driver gave it, except where a rule at LevelError objects.
 func (c *Conn) run(ctx context.Context, query string, st *locksql.Statement, args []driver.NamedValue, send func(context.Context) (driver.Rows, error)) (*replay, error) {
+	c.catchUp()
 	caller, pooled := callSite()
 	attempts := c.attempts(st, args, caller)
 	spanCtx, span := c.startWait(ctx, st, attempts, query)
@@ -147,19 +152,29 @@ func (c *Conn) run(ctx context.Context, query string, st *locksql.Statement, arg
 	c.ledger.Send(attempts)
 	c.armed = true
 	defer c.rearm()
-
 	stopWatching := c.watchWait(span, caller)
+	answered := false
+	defer func() {
+		if !answered { // a Valuer of the caller's panicked
+			stopWatching()
+			_ = limit.done(ctx, errInterrupted)
+			c.ledger.Interrupted()
+		}
+	}()
+
 	var read *replay
 	rows, err := send(spanCtx)
 	if err == nil && rows != nil {
 		read = readAll(rows)
 		err = read.failure()
 	}
+	answered = true
 	stopWatching()
+	unrun := notRun(err)
 	if ended := limit.done(ctx, err); ended != err {
 		err, read = ended, nil
 	}
-	if notRun(err) {
+	if unrun {
 		c.ledger.Unsent()
 		c.mourn(ctx, err)
 		if errors.Is(err, driver.ErrSkip) {
@@ -190,6 +205,9 @@ func (c *Conn) run(ctx context.Context, query string, st *locksql.Statement, arg
 	}
 	return given(read, err)
 }
+
+// errInterrupted stands for a panic in the middle of a statement.
+var errInterrupted = errors.New("interrupted")
 
 // given is what the caller gets: an error met while reading the rows is said
 // by their Next, as by the inner driver's own.
@@ -269,7 +287,10 @@ func keyValue(v any) (value any, ok bool) {
 		case string:
 			return x, true
 		case driver.Valuer:
-			if rv := reflect.ValueOf(x); rv.Kind() == reflect.Pointer && rv.IsNil() {
+			// As pgx and database/sql do: a nil pointer is NULL where the method
+			// is the value's, and may give a value where it is the pointer's.
+			rv := reflect.ValueOf(x)
+			if rv.Kind() == reflect.Pointer && rv.IsNil() && rv.Type().Elem().Implements(reflect.TypeFor[driver.Valuer]()) {
 				return nil, true
 			}
 			next, err := x.Value()
@@ -417,12 +438,16 @@ func (c *Conn) plain(st *locksql.Statement, args []driver.NamedValue) bool {
 // naming a lock function, or merely have been looked at because the connection
 // is armed.
 func (c *Conn) opaque(ctx context.Context, query string, st *locksql.Statement, send func() error) error {
+	c.catchUp()
 	executes := c.ledger.Before(st.Steps)
 	if slices.ContainsFunc(st.Steps, func(s locksql.Step) bool { return s.Kind == locksql.StepPrepare && s.Session }) {
 		if err := c.admitPrepare(ctx, st); err != nil {
 			return err
 		}
 	}
+	// A bare name may be that of a statement which was prepared on the raw
+	// connection: pgx takes it for that.
+	executes = executes || c.lent && len(st.Steps) == 0 && bare(query)
 	session := st.Session && st.Form != locksql.NoCall || executes
 	span := c.startOpaque(ctx, st, query)
 	if st.Form != locksql.NoCall || executes {
@@ -490,6 +515,14 @@ func (c *Conn) writtenLocks(st *locksql.Statement) []Lock {
 	return locks
 }
 
+// catchUp enters, before a statement is sent, that a transaction ended unseen,
+// as through Raw.
+func (c *Conn) catchUp() {
+	if c.pgx != nil && c.armed && c.settled() && !c.inTransaction() {
+		c.ledger.EndTransaction()
+	}
+}
+
 // settled reports whether inTransaction can be believed: while rows are open
 // the last ReadyForQuery is that of an earlier statement.
 func (c *Conn) settled() bool { return c.pgx == nil || !c.pgx.PgConn().IsBusy() }
@@ -500,13 +533,20 @@ func (c *Conn) followTransaction(steps []locksql.Step) {
 	for _, s := range steps {
 		switch s.Kind {
 		case locksql.StepBegin:
-			c.inTx, c.isolation = true, cmp.Or(s.Isolation, c.defaultIsolation)
+			c.inTx, c.isolation, c.txIsolation = true, cmp.Or(s.Isolation, c.defaultIsolation), c.defaultIsolation
 		case locksql.StepCommit, locksql.StepRollback, locksql.StepPrepareTransaction:
-			c.inTx = s.Chain
+			if s.Kind == locksql.StepRollback {
+				c.defaultIsolation = c.txIsolation
+			}
+			if c.inTx = s.Chain; !s.Chain {
+				c.isolation = ""
+			}
 		case locksql.StepSetTransaction:
 			c.isolation = s.Isolation
 		case locksql.StepSetSession:
-			c.defaultIsolation = s.Isolation
+			c.defaultIsolation = cmp.Or(s.Isolation, c.startIsolation)
+		case locksql.StepDiscardAll:
+			c.defaultIsolation = c.startIsolation
 		}
 	}
 }
@@ -525,16 +565,33 @@ func begins(query string) bool {
 		return query[1]|0x20 == 'e'
 	case 's': // START TRANSACTION, SET
 		return query[1]|0x20 == 't' || query[1]|0x20 == 'e' && query[2]|0x20 == 't'
+	case 'r': // RESET
+		return query[1]|0x20 == 'e' && query[2]|0x20 == 's'
+	case 'd': // DISCARD
+		return query[1]|0x20 == 'i'
 	}
 	return false
 }
 
-// mayExecute reports whether a text may be an EXECUTE, which must not be
-// prepared behind the ledger's back: what it names can be PREPAREd with a lock
-// call later.
-func mayExecute(query string) bool {
-	query = strings.TrimLeft(query, " \t\r\n\f\v")
-	return query != "" && (query[0]|0x20 == 'e' || query[0] == '-' || query[0] == '/')
+// mayStep reports whether a text may be what locksql calls a step: transaction
+// control, EXECUTE and the like. Prepared behind the ledger's back it would be
+// executed unseen while the connection is armed. SELECT, INSERT, UPDATE and WITH
+// are none.
+func mayStep(query string) bool {
+	query = strings.TrimLeft(query, " \t\r\n\f\v;")
+	if query == "" {
+		return false
+	}
+	if strings.IndexByte("abcdepr-/", query[0]|0x20) >= 0 || query[0] == '-' || query[0] == '/' {
+		return true
+	}
+	return query[0]|0x20 == 's' && len(query) > 2 && !(query[1]|0x20 == 'e' && query[2]|0x20 == 'l')
+}
+
+// bare reports whether a text is one word, which pgx may know as the name of a
+// prepared statement.
+func bare(query string) bool {
+	return !strings.ContainsAny(strings.TrimSpace(query), " \t\r\n")
 }
 
 // stmt is a prepared statement that takes part in the lane; all others are the

@@ -185,7 +185,7 @@ func callSite() (caller Caller, pooled bool) {
 		f, more := frames.Next()
 		switch {
 		case ours(f):
-		case inStandardSQL(f.Function):
+		case inStandardSQL(f):
 			pooled = pooled || ofDB(f.Function)
 		case inProgram(f.Function):
 			return Caller{f.Function, f.File, f.Line}, pooled
@@ -198,11 +198,11 @@ func callSite() (caller Caller, pooled bool) {
 	}
 }
 
+// ofDB reports whether a function of database/sql is a method of *DB that sends
+// a statement, or a closure in one.
 func ofDB(function string) bool {
-	method, ok := strings.CutPrefix(function, "database/sql.(*DB).")
-	if !ok {
-		return false
-	}
+	_, method, _ := strings.Cut(function, "(*DB).")
+	method, _, _ = strings.Cut(method, ".")
 	switch method {
 	case "Exec", "ExecContext", "Query", "QueryContext", "QueryRow", "QueryRowContext":
 		return true
@@ -228,6 +228,10 @@ func inProgram(function string) bool {
 	return ok && mainModule() != "" && (strings.HasPrefix(rest, ".") || strings.HasPrefix(rest, "/") || strings.HasPrefix(rest, "_test."))
 }
 
-func inStandardSQL(function string) bool {
-	return strings.HasPrefix(function, "database/sql.") || strings.HasPrefix(function, "runtime.")
+// inStandardSQL also looks at the file: where a method of database/sql was
+// inlined into the program, its closures are named after the program's function,
+// "main.run.(*DB).ExecContext.func1".
+func inStandardSQL(f runtime.Frame) bool {
+	return strings.HasPrefix(f.Function, "database/sql.") || strings.HasPrefix(f.Function, "runtime.") ||
+		strings.HasSuffix(f.File, "database/sql/sql.go") || strings.HasSuffix(f.File, "database/sql/ctxutil.go")
 }

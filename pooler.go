@@ -23,6 +23,9 @@ import (
 	"github.com/pgadvlock/pgadvlock/internal/poolmode"
 )
 
+// queryCanceled is the SQLSTATE of a cancel and of statement_timeout.
+const queryCanceled = "57014"
+
 // verdictHolds is how long a verdict on a road is shared between connections.
 // It is also how often a road that could not be judged is looked at again.
 const verdictHolds = time.Minute
@@ -114,16 +117,18 @@ func (c *Conn) askPoolMode(ctx context.Context) error {
 	}
 	also := c.deadPeerSettings()
 	first, err := poolmode.Ask(ctx, pg, also...)
-	if err != nil && len(also) > 0 && !pg.IsClosed() {
+	if state := sqlState(err); state != "" && state != queryCanceled && len(also) > 0 && !pg.IsClosed() {
 		c.connector.peerRefused.Store(true) // the server does not take them
 		first, err = poolmode.Ask(ctx, pg)
 	}
 	switch {
+	case pgconn.SafeToRetry(err):
+		return driver.ErrBadConn // as pgx's stdlib does
+	case err != nil && (ctx.Err() != nil || sqlState(err) == queryCanceled) && !pg.IsClosed():
+		return nil // nothing was learned: the statement that follows asks again
 	case err != nil && !pg.IsClosed():
 		c.conclude(PoolUnknown, "the backend did not say who it is")
 		return nil
-	case pgconn.SafeToRetry(err):
-		return driver.ErrBadConn // as pgx's stdlib does
 	case err != nil:
 		return errors.Unwrap(err)
 	}

@@ -110,6 +110,9 @@ func (c *Conn) giveBack() (keep bool) {
 			c.giveUp(ctx)
 			return false
 		}
+		if usable {
+			c.ledger.EndTransaction() // what ended unseen, as through a prepared COMMIT
+		}
 		return usable && c.innerValid()
 	}
 	if c.observes() {
@@ -232,6 +235,7 @@ func (c *Conn) discard(ctx context.Context) error {
 	}
 	c.ledger.Returned(ledger.Leaked)
 	c.ledger.After([]locksql.Step{{Kind: locksql.StepDiscardAll}})
+	c.defaultIsolation = c.startIsolation
 	if err := c.pgx.DeallocateAll(ctx); err != nil {
 		return err
 	}
@@ -243,6 +247,9 @@ func (c *Conn) discard(ctx context.Context) error {
 	if hook := c.connector.settings.afterConnect; hook != nil {
 		if err := hook(ctx, c.pgx); err != nil {
 			return fmt.Errorf("WithAfterConnect's hook: %w", err)
+		}
+		if err := c.send(ctx, sqlRelease); err != nil { // of locks that the hook took
+			return err
 		}
 	}
 	return nil
@@ -416,11 +423,12 @@ func (c *Conn) giveUp(ctx context.Context) {
 // clean: because IsValid was not asked, as after a panic in Raw, or because
 // nothing may be released.
 func (c *Conn) abandon() {
-	if c.ledger.State() == ledger.Clean {
+	if c.holdsNothing() {
 		return
 	}
+	clean := c.ledger.State() == ledger.Clean
 	c.lose(context.Background(), errors.New("the connection was closed"))
-	if c.observes() {
+	if clean || c.observes() {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), c.connector.settings.resetTimeout)

@@ -203,8 +203,10 @@ func (w waitSpan) startHolds(answers []ledger.Answer) {
 	}
 	for i := range w.attempts {
 		at := &w.attempts[i]
-		again := slices.ContainsFunc(w.attempts[:i], func(b ledger.Attempt[origin]) bool { return b.Func == at.Func && b.Key == at.Key })
-		if at.Func.Release() || answers[i] != ledger.Yes || again || w.conn.ledger.Count(*at) > 0 ||
+		again := slices.ContainsFunc(w.attempts[:i], func(b ledger.Attempt[origin]) bool {
+			return b.Key == at.Key && b.Func.Share() == at.Func.Share() && b.Func.Session() == at.Func.Session() && b.Origin.hold != nil
+		})
+		if at.Key.Kind == locksql.KeyUnknown || at.Key.Kind == locksql.KeyNull || at.Func.Release() || answers[i] != ledger.Yes || again || w.conn.ledger.Count(*at) > 0 ||
 			!at.Func.Session() && !w.conn.inTransaction() {
 			continue
 		}

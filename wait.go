@@ -7,6 +7,7 @@ package pgadvlock
 import (
 	"cmp"
 	"context"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"slices"
@@ -14,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/pgadvlock/pgadvlock/internal/ledger"
@@ -25,7 +27,13 @@ import (
 const orderDepth = 16
 
 // orderGraph is the orders that a Connector's sessions wait in.
-type orderGraph = lockorder.Graph[locksql.Key, Caller]
+type orderGraph = lockorder.Graph[locksql.Key, orderSite]
+
+// orderSite is what a report of an order says of each lock.
+type orderSite struct {
+	caller Caller
+	scope  Scope
+}
 
 // admitOrder enters the order of a statement's waits in the connector's graph,
 // and objects to one that is the opposite of an earlier one.
@@ -33,7 +41,7 @@ func (c *Conn) admitOrder(ctx context.Context, attempts []ledger.Attempt[origin]
 	if c.connector.discipline.level(RuleLockOrder) == LevelOff {
 		return nil
 	}
-	var held []lockorder.Lock[locksql.Key, Caller]
+	var held []lockorder.Lock[locksql.Key, orderSite]
 	for _, l := range c.ledger.Recent(orderDepth) {
 		held = append(held, orderedLock(l))
 	}
@@ -41,7 +49,7 @@ func (c *Conn) admitOrder(ctx context.Context, attempts []ledger.Attempt[origin]
 		if at.Func.Release() || at.Key.Kind == locksql.KeyUnknown || at.Key.Kind == locksql.KeyNull {
 			continue
 		}
-		wanted := lockorder.Lock[locksql.Key, Caller]{Key: at.Key, Share: at.Func.Share(), Site: at.Origin.caller}
+		wanted := orderedLock(ledger.Lock[origin]{Key: at.Key, Share: at.Func.Share(), Xact: !at.Func.Session(), Origin: at.Origin})
 		if at.Func.Blocking() && len(held) > 0 && c.ledger.Count(at) == 0 {
 			for _, f := range c.connector.orders.Wait(held, wanted) {
 				locks := []Lock{orderLock(f.Held), orderLock(f.Wanted)}
@@ -58,12 +66,12 @@ func (c *Conn) admitOrder(ctx context.Context, attempts []ledger.Attempt[origin]
 	return nil
 }
 
-func orderedLock(l ledger.Lock[origin]) lockorder.Lock[locksql.Key, Caller] {
-	return lockorder.Lock[locksql.Key, Caller]{Key: l.Key, Share: l.Share, Site: l.Origin.caller}
+func orderedLock(l ledger.Lock[origin]) lockorder.Lock[locksql.Key, orderSite] {
+	return lockorder.Lock[locksql.Key, orderSite]{Key: l.Key, Share: l.Share, Site: orderSite{l.Origin.caller, publicLock(l).Scope}}
 }
 
-func orderLock(l lockorder.Lock[locksql.Key, Caller]) Lock {
-	lock := Lock{Key: publicKey(l.Key), Caller: l.Site}
+func orderLock(l lockorder.Lock[locksql.Key, orderSite]) Lock {
+	lock := Lock{Key: publicKey(l.Key), Caller: l.Site.caller, Scope: l.Site.scope}
 	if l.Share {
 		lock.Mode = ShareLock
 	}
@@ -98,14 +106,21 @@ func (c *Conn) limitWait(ctx context.Context, attempts []ledger.Attempt[origin])
 	for _, at := range attempts {
 		waits = waits || at.Func.Blocking()
 	}
-	// Statement pooling knows no transactions, so there is nowhere to put it.
-	if bound == 0 || !waits || c.poolMode() == PoolStatement {
+	if bound == 0 || !waits {
 		return nil, nil
 	}
 	if c.pgx != nil && (c.gone() || c.busy() || c.pgx.PgConn().TxStatus() == 'E') {
 		return nil, nil // the statement itself will say so
 	}
 	l := &limit{conn: c, began: !c.inTransaction()}
+	if l.began {
+		if err := c.askPoolMode(ctx); err != nil {
+			return nil, err
+		}
+		if c.poolMode() == PoolStatement {
+			return nil, nil // it knows no transactions, so there is nowhere to put the bound
+		}
+	}
 	nth := 0
 	sql := fmt.Sprintf(sqlLimit, bound.Milliseconds(), float64(bound.Milliseconds())/1000)
 	if l.began {
@@ -123,9 +138,11 @@ func (c *Conn) limitWait(ctx context.Context, attempts []ledger.Attempt[origin])
 		err = errors.New("lock_timeout was not told")
 	}
 	if err != nil {
-		if l.began {
-			_ = c.endLimit(ctx, "ROLLBACK")
+		if pgconn.SafeToRetry(err) || errors.Is(err, driver.ErrBadConn) {
+			c.inTx = c.inTx && !l.began
+			return nil, driver.ErrBadConn // as pgx's stdlib does, so that database/sql tries another connection
 		}
+		_ = l.done(ctx, err)
 		return nil, fmt.Errorf("pgadvlock: pgadvlock_max_wait: %w", err)
 	}
 	l.restore, l.ours = rows[0][0], rows[0][0] != rows[0][1]
@@ -134,21 +151,32 @@ func (c *Conn) limitWait(ctx context.Context, attempts []ledger.Attempt[origin])
 
 // done puts lock_timeout back. A statement that failed has failed its
 // transaction, whose end, or whose ROLLBACK TO, puts it back; one that was
-// begun for it is ended.
+// begun for it is ended. That must not depend on the caller's context, which may
+// have ended in the meantime: what cannot be put back is not left behind, and
+// the connection is closed.
 func (l *limit) done(ctx context.Context, err error) error {
-	const lockNotAvailable = "55P03"
-	switch {
-	case l == nil:
+	if l == nil {
 		return err
-	case err == nil && l.began:
-		return l.conn.endLimit(ctx, "COMMIT")
-	case err == nil:
-		return l.conn.send(ctx, "SELECT pg_catalog.set_config('lock_timeout', '"+l.restore+"', true)")
-	case l.began && !l.conn.gone():
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.conn.connector.settings.resetTimeout)
-		defer cancel()
-		_ = l.conn.endLimit(ctx, "ROLLBACK") // a failure closes the connection; the caller hears of the lock
 	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.conn.connector.settings.resetTimeout)
+	defer cancel()
+	var failed error
+	switch {
+	case l.conn.gone():
+	case err == nil && l.began:
+		failed = l.conn.endLimit(ctx, "COMMIT")
+	case err == nil:
+		failed = l.conn.send(ctx, "SELECT pg_catalog.set_config('lock_timeout', '"+l.restore+"', true)")
+	case l.began:
+		failed = l.conn.endLimit(ctx, "ROLLBACK")
+	}
+	if failed != nil && l.conn.pgx != nil {
+		_ = l.conn.pgx.Close(ctx) // it is broken already, or must not be used
+	}
+	if err == nil {
+		return failed
+	}
+	const lockNotAvailable = "55P03"
 	if l.ours && sqlState(err) == lockNotAvailable {
 		return fmt.Errorf("pgadvlock: the lock was not granted within pgadvlock_max_wait=%s: %w", l.conn.connector.settings.maxWait, err)
 	}
@@ -219,7 +247,6 @@ func (c *Conn) takeBack(ctx context.Context, doubts []ledger.Attempt[origin]) (g
 				return granted, kept, true
 			}
 		}
-		const queryCanceled = "57014"
 		if sqlState(err) != queryCanceled || !c.idle() {
 			break
 		}
@@ -301,7 +328,7 @@ func (c *Conn) granted(doubts []ledger.Attempt[origin], rows [][]string) (grante
 // mourn reports the locks that went with a connection which broke. err is what
 // showed it, nil when nothing was said.
 func (c *Conn) mourn(ctx context.Context, err error) {
-	if !c.gone() || c.ledger.State() == ledger.Clean {
+	if !c.gone() || c.holdsNothing() {
 		return
 	}
 	if err == nil {
@@ -317,6 +344,11 @@ func (c *Conn) lose(ctx context.Context, err error) {
 	}
 	c.ledger.Returned(ledger.Lost)
 	c.rearm()
+}
+
+// holdsNothing reports whether the ledger has neither a lock nor a doubt.
+func (c *Conn) holdsNothing() bool {
+	return c.ledger.State() == ledger.Clean && len(c.ledger.Recent(1)) == 0
 }
 
 // unboundedWait reports whether nothing of the caller's or ours ends a wait.

@@ -385,6 +385,25 @@ func compare(r road, program string, plain, wrapped []string) (wrong []string) {
 	return wrong
 }
 
+// A connection that the driver closed is not counted among those that
+// database/sql closed for being over a limit.
+func TestClosedConnectionsAreNotOverTheLimit(t *testing.T) {
+	server := pgtest.Shared(t)
+	dsn := server.DSN(server.NewDB(t))
+	for driver, want := range map[string]int64{"pgx": 1, "pgadvlock": 0} {
+		db := byName(driver)(t, dsn)
+		defer db.Close()
+		db.SetMaxIdleConns(-1)
+		conn, err := db.Conn(t.Context())
+		must(t, err)
+		must(t, conn.Raw(func(c any) error { return c.(interface{ Conn() *pgx.Conn }).Conn().Close(t.Context()) }))
+		must(t, conn.Close())
+		if n := db.Stats().MaxIdleClosed; n != want {
+			t.Errorf("%s: %d", driver, n)
+		}
+	}
+}
+
 // The suite sees what it is there to see: two drivers that are known to differ
 // in what they hand out differ in every program about values.
 func TestConformanceSeesDifferences(t *testing.T) {

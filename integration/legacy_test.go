@@ -49,7 +49,7 @@ func (c bare) Prepare(query string) (driver.Stmt, error) {
 
 func (c bare) Close() error { c.s.add("  Close"); return nil }
 
-func (c bare) Begin() (driver.Tx, error) { //nolint:staticcheck // what old drivers have
+func (c bare) Begin() (driver.Tx, error) {
 	c.s.add("  Begin")
 	return fakeTx{c.s}, nil
 }
@@ -156,7 +156,7 @@ func (b newBeginner) BeginTx(ctx context.Context, opts driver.TxOptions) (driver
 	if err := ctx.Err(); err != nil { // a transaction would be rolled back some time later
 		return nil, err
 	}
-	return fakeTx{b.s}, nil
+	return fakeTx(b), nil
 }
 
 type pinger struct{ s *script }
@@ -500,7 +500,8 @@ func TestFallbacksAreThoseOfDatabaseSQL(t *testing.T) {
 func TestArgumentsOfDriversThatOnlyPrepare(t *testing.T) {
 	for name, make := range fakes {
 		switch make(&script{}).(type) {
-		case driver.Queryer, driver.Execer, driver.QueryerContext, driver.ExecerContext: //nolint:staticcheck // what old drivers have
+		//lint:ignore SA1019 what old drivers have
+		case driver.Queryer, driver.Execer, driver.QueryerContext, driver.ExecerContext:
 			continue
 		}
 		t.Run(name, func(t *testing.T) {

@@ -227,7 +227,8 @@ func TestPoolConnector(t *testing.T) {
 	config.MaxConns = 2
 	var acquired, released atomic.Int32
 	var heldAtRelease atomic.Bool
-	config.BeforeAcquire = func(context.Context, *pgx.Conn) bool { acquired.Add(1); return true } //nolint:staticcheck // programs have it
+	//lint:ignore SA1019 programs have it
+	config.BeforeAcquire = func(context.Context, *pgx.Conn) bool { acquired.Add(1); return true }
 	config.AfterRelease = func(c *pgx.Conn) bool {
 		released.Add(1)
 		var held bool

@@ -148,7 +148,7 @@ func busy(t *testing.T) (url string) {
 }
 
 func named(name string) *labels.Matcher {
-	return labels.MustNewMatcher(labels.MatchEqual, labels.MetricName, name)
+	return labels.MustNewMatcher(labels.MatchEqual, model.MetricNameLabel, name)
 }
 
 func rule(r pgadvlock.Rule) *labels.Matcher {
@@ -313,7 +313,7 @@ func TestDocumentedNames(t *testing.T) {
 	section, _, _ = strings.Cut(section, "\n## ")
 	known := map[string]bool{}
 	for _, s := range scrape(t, busy(t)) {
-		known[s.labels.Get(labels.MetricName)] = true
+		known[s.labels.Get(model.MetricNameLabel)] = true
 		s.labels.Range(func(l labels.Label) { known[l.Name] = true })
 	}
 	names := regexp.MustCompile(`\bpgadvlock_\w+`).FindAllString(section, -1)

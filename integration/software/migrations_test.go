@@ -266,3 +266,12 @@ func TestAtlas(t *testing.T) {
 		silent(t)
 	})
 }
+
+func TestAtlasRefused(t *testing.T) {
+	p := behindTransactions(t)
+	drv, err := atlas.Open(p.open(t))
+	must(t, err)
+	if _, err := drv.Lock(t.Context(), "atlas_migrate_execute", time.Second); !errors.Is(err, pgadvlock.RuleTransactionPooling) {
+		t.Errorf("Lock: %v", err)
+	}
+}

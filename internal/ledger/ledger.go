@@ -102,6 +102,7 @@ type Ledger[Origin any] struct {
 
 	cursor   bool                // a DECLAREd cursor may still take locks, at FETCH or COMMIT
 	prepared map[string]struct{} // PREPAREd statements with a session-level call in them
+	lent     bool                // somebody else may have PREPAREd more
 }
 
 // id is what makes two acquires the same line.
@@ -278,6 +279,13 @@ func (l *Ledger[O]) Send(attempts []Attempt[O]) {
 	}
 }
 
+// Interrupted enters that a Send ended in a panic: nothing is known of it.
+func (l *Ledger[O]) Interrupted() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.pending, l.waiting, l.tainted = false, nil, true
+}
+
 // Unsent takes a Send back: the statement never left, or the server refused
 // it before running it.
 func (l *Ledger[O]) Unsent() {
@@ -320,6 +328,8 @@ func (l *Ledger[O]) settle(at Attempt[O], answer Answer, inTransaction, alone bo
 		// Taken, but under a key that nobody could recognise again.
 		l.tainted = l.tainted || f.Session()
 	case f.Session():
+		// Beside a doubt on the same lock, nobody can say how often it is held.
+		l.tainted = l.tainted || l.doubted(at)
 		l.add(at)
 	case inTransaction:
 		l.add(at)
@@ -335,11 +345,20 @@ func (l *Ledger[O]) doubt(at Attempt[O], alone bool) {
 		return
 	}
 	known := at.Key.Kind == locksql.KeyNumber || at.Key.Kind == locksql.KeyExpression
-	if alone && known && at.Func.Blocking() && l.lines[at.id()] == nil && !l.tainted && !l.escaped {
+	if alone && known && at.Func.Blocking() && l.lines[at.id()] == nil && !l.doubted(at) && !l.tainted && !l.escaped {
 		l.doubts = append(l.doubts, at)
 		return
 	}
 	l.tainted = true
+}
+
+// doubted reports whether a doubt may be on the lock of an attempt: an
+// expression may make any key.
+func (l *Ledger[O]) doubted(at Attempt[O]) bool {
+	return slices.ContainsFunc(l.doubts, func(d Attempt[O]) bool {
+		expression := d.Key.Kind == locksql.KeyExpression || at.Key.Kind == locksql.KeyExpression
+		return d.id() == at.id() || expression && d.Key.Space == at.Key.Space && d.Func.Share() == at.Func.Share()
+	})
 }
 
 // Doubts returns the attempts on session locks that ended in an error and may
@@ -387,7 +406,7 @@ func (l *Ledger[O]) Declare() {
 func (l *Ledger[O]) Escape() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.escaped = true
+	l.escaped, l.lent = true, true
 }
 
 // Before enters the steps of a text that is about to be sent, and reports
@@ -406,7 +425,7 @@ func (l *Ledger[O]) Before(steps []locksql.Step) (executes bool) {
 			l.prepare(s)
 		case locksql.StepExecute:
 			_, prepared := l.prepared[s.Name]
-			executes = executes || prepared
+			executes = executes || prepared || l.lent
 		}
 	}
 	return executes

@@ -161,7 +161,7 @@ func (s *scan) take(t token, w string) bool {
 // fromItem takes in a word where a FROM item is expected.
 func (s *scan) fromItem(t token, w string) {
 	switch {
-	case w == "lateral", w == "rows", w == "from": // LATERAL f(), ROWS FROM (f())
+	case w == "lateral", w == "only", w == "rows", w == "from": // LATERAL f(), ONLY (t), ROWS FROM (f())
 		return
 	case s.tok.kind == '(':
 		s.rows = s.rows || manyRows(s.name(t))

@@ -18,7 +18,6 @@ func (w *walker) step() mode {
 	step := Step{}
 	switch k := w.word(w.tok); k {
 	case "begin", "start":
-		w.advance()
 		step = Step{Kind: StepBegin, Isolation: w.isolation()}
 	case "commit", "end", "rollback", "abort":
 		w.advance()
@@ -99,10 +98,10 @@ func (w *walker) chain() bool {
 	return !w.acceptWord("no")
 }
 
-// isolation reads the modes of a transaction and returns its isolation level, if one is among them.
+// isolation reads on through the modes of a transaction and returns its isolation level, if one is among them.
 func (w *walker) isolation() (level string) {
 	for w.tok.kind == tIdent || w.tok.kind == ',' {
-		if !w.acceptWord("isolation") || !w.acceptWord("level") {
+		if !w.acceptWord("level") {
 			w.advance()
 			continue
 		}

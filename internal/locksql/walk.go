@@ -39,11 +39,10 @@ func (f *found) add(g found) {
 type mode uint8
 
 const (
-	executed  mode = iota
-	defined        // kept for later, or parsed only
-	prepared       // kept for EXECUTE
-	deferred       // opened as a cursor
-	createdAs      // executed, unless it ends with WITH NO DATA
+	executed mode = iota
+	defined       // kept for later, or parsed only
+	prepared      // kept for EXECUTE
+	deferred      // opened as a cursor
 )
 
 func (w *walker) statements() {
@@ -52,7 +51,7 @@ func (w *walker) statements() {
 			w.statement()
 		}
 	}
-	if w.tok.kind == tUnterminated && w.calls {
+	if w.tok.kind == tUnterminated {
 		w.opaque(w.raw(w.src))
 	}
 }
@@ -78,7 +77,7 @@ func (w *walker) statement() {
 			w.st.Steps = append(w.st.Steps, Step{Kind: StepExecute, Name: s.executes})
 		}
 		mode = executed
-	case mode == createdAs && s.words == [3]string{"with", "no", "data"}:
+	case s.words == [3]string{"with", "no", "data"}: // CREATE TABLE AS, CREATE MATERIALIZED VIEW
 		mode = defined
 	}
 	switch mode {
@@ -99,16 +98,11 @@ func (w *walker) begin() (m mode, routine bool) {
 	switch k := w.word(w.tok); k {
 	case "explain":
 		m = w.explain()
-		switch w.word(w.tok) {
-		case "execute":
+		if w.word(w.tok) == "execute" {
 			if m == executed {
 				w.step()
 			}
 			m = executed // of the arguments
-		case "create":
-			if m == executed {
-				m = createdAs
-			}
 		}
 		return m, false
 	case "create":
@@ -140,8 +134,6 @@ func (w *walker) create() (m mode, routine bool) {
 			return defined, true
 		case "aggregate", "cast", "conversion", "event", "language", "operator", "policy", "rule", "transform", "trigger", "view":
 			return defined, false
-		case "table", "materialized":
-			return createdAs, false
 		case "or", "replace", "temp", "temporary", "local", "global", "unlogged", "recursive", "constraint", "trusted", "procedural":
 		default:
 			return executed, false
@@ -160,16 +152,7 @@ func (w *walker) explain() mode {
 		w.acceptWord("verbose")
 		return m
 	}
-	ahead := w.parser
-	ahead.advance()
-	switch ahead.word(ahead.tok) {
-	case "select", "values", "with", "table":
-		return defined
-	}
-	if ahead.tok.kind == '(' {
-		return defined
-	}
-	w.parser = ahead
+	w.advance() // options, or a query in parentheses, which has none called analyze
 	for more := true; more; more = w.accept(',') {
 		// Quoted, too: the grammar takes any name for an option.
 		analyze := w.named() && (w.name(w.tok) == "analyze" || w.word(w.tok) == "analyze")

@@ -212,6 +212,13 @@ func TestOpaque(t *testing.T) {
 		{"SECURITY LABEL ON FUNCTION pg_advisory_lock(bigint) IS 'x'", "no call"},
 		{"DROP FUNCTION f(); SELECT pg_advisory_lock(1)", opaque1},
 
+		// One statement does not hide what another does.
+		{"SELECT pg_advisory_lock(1); SELECT pg_advisory_xact_lock(2)", opaque1 + "; pg_advisory_xact_lock bigint 2"},
+		{"SELECT pg_advisory_lock(1) FROM t; SELECT pg_advisory_xact_lock(2)", perRow1 + "; pg_advisory_xact_lock bigint 2"},
+		{"DECLARE c CURSOR FOR SELECT pg_advisory_xact_lock(1); SELECT pg_advisory_xact_lock(2)",
+			"opaque, deferred; pg_advisory_xact_lock bigint 1; pg_advisory_xact_lock bigint 2"},
+		{"PREPARE p AS SELECT pg_advisory_lock(1); SELECT pg_advisory_xact_lock(2)", "opaque; pg_advisory_xact_lock bigint 2; PREPARE p locks session"},
+
 		// DO.
 		{"DO $$ BEGIN PERFORM pg_advisory_lock(1); END $$", opaque1},
 		{"DO LANGUAGE plpgsql $$ BEGIN PERFORM pg_advisory_xact_lock(1); END $$", "opaque; pg_advisory_xact_lock bigint 1"},
@@ -233,6 +240,9 @@ func TestOpaque(t *testing.T) {
 		{"DO LANGUAGE plperl 'pg_advisory_xact_lock advisory'", "opaque, session"},
 		{"DO $$ BEGIN CALL p(1); PERFORM 'advisory'; END $$", "opaque, session"},
 		{"DO $$ BEGIN PERFORM pg_advisory_xact_lock(id) FROM t; END $$", "opaque, per row; pg_advisory_xact_lock bigint id"},
+		{"DO $$ BEGIN PERFORM pg_advisory_xact_lock(id) FROM t; PERFORM pg_advisory_xact_lock(1); END $$",
+			"opaque, per row; pg_advisory_xact_lock bigint id; pg_advisory_xact_lock bigint 1"},
+		{"DO $$ BEGIN EXECUTE 'SELECT pg_advisory_xact_lock(id) FROM t'; END $$", "opaque, per row; pg_advisory_xact_lock bigint id"},
 		{"DO $$ BEGIN PERFORM 1 FROM t; PERFORM pg_advisory_xact_lock(1); END $$", "opaque; pg_advisory_xact_lock bigint 1"},
 		{"DO $$ pg_advisory_xact_lock('unterminated $$", "opaque; pg_advisory_xact_lock bigint "},
 		{"DO $$ BEGIN END $$; SELECT pg_advisory_xact_lock(1)", "opaque; pg_advisory_xact_lock bigint 1"},
@@ -245,6 +255,9 @@ func TestOpaque(t *testing.T) {
 		{"SELECT \"pg_advisory_lock", "opaque, session"},
 		{"SELECT $$pg_advisory_lock", "opaque, session"},
 		{"SELECT pg_advisory_lock(1", opaque1},
+		{"EXPLAIN (ANALYZE pg_advisory_lock", "no call"},
+		{"EXPLAIN (ANALYZE 'pg_advisory_lock", "opaque, session"},
+		{"EXPLAIN (ANALYZE", "no call"},
 		{"SELECT pg_advisory_lock(1 + /*", "opaque, session; pg_advisory_lock bigint 1 +"},
 		{"SELECT /* advisory */ pg_catalog.", "no call"},
 		{"SELECT /* advisory */ pg_catalog.(1)", "no call"},
@@ -258,6 +271,29 @@ func TestOpaque(t *testing.T) {
 	} {
 		if got := describe(r.Parse(tt.text, true)); got != tt.want {
 			t.Errorf("%s\n got %s\nwant %s", tt.text, got, tt.want)
+		}
+	}
+}
+
+// TestDefinitions: names before a parenthesis are signatures, or are kept for later.
+func TestDefinitions(t *testing.T) {
+	for verb, kinds := range map[string]string{
+		"CREATE": "AGGREGATE CAST CONVERSION EVENT FUNCTION LANGUAGE OPERATOR POLICY PROCEDURE RULE TRANSFORM TRIGGER VIEW",
+		"ALTER":  "AGGREGATE DEFAULT EVENT EXTENSION FUNCTION OPERATOR POLICY PROCEDURE ROUTINE RULE TRIGGER VIEW",
+		"DROP":   "ANYTHING", "GRANT": "ANYTHING", "REVOKE": "ANYTHING", "COMMENT": "ANYTHING", "SECURITY": "LABEL",
+		"CREATE OR REPLACE": "FUNCTION", "CREATE TEMP": "VIEW", "CREATE TEMPORARY": "VIEW", "CREATE LOCAL TEMP": "VIEW", "CREATE GLOBAL TEMP": "VIEW",
+		"CREATE UNLOGGED": "VIEW", "CREATE RECURSIVE": "VIEW", "CREATE CONSTRAINT": "TRIGGER", "CREATE TRUSTED PROCEDURAL": "LANGUAGE",
+	} {
+		for _, kind := range strings.Fields(kinds) {
+			text := verb + " " + kind + " x pg_advisory_lock(bigint)"
+			if st := New(nil).Parse(text, true); st.Form != NoCall {
+				t.Errorf("%s: %s", text, describe(st))
+			}
+		}
+	}
+	for _, text := range []string{"CREATE INDEX x ON view (pg_advisory_lock(1))", "ALTER TABLE view ALTER x SET DEFAULT pg_advisory_lock(1)", "CREATE x VIEW pg_advisory_lock(1)"} {
+		if st := New(nil).Parse(text, true); st.Form != Opaque {
+			t.Errorf("%s: %s", text, describe(st))
 		}
 	}
 }
@@ -368,6 +404,7 @@ func TestSteps(t *testing.T) {
 		{"ABORT WORK AND CHAIN;", "ROLLBACK chain"},
 		{"COMMIT PREPARED 'x'", ""},
 		{"ROLLBACK PREPARED 'x'", ""},
+		{"SAVEPOINT", "SAVEPOINT"}, {"EXECUTE", "EXECUTE"}, {"SET", ""}, {"RESET", ""}, {"SET LOCAL", ""}, {"RELEASE", "RELEASE"}, {"DEALLOCATE", "DEALLOCATE"}, {"PREPARE", "PREPARE"}, // syntax errors
 		{"SAVEPOINT A", "SAVEPOINT a"},
 		{`SAVEPOINT "A""b"`, `SAVEPOINT A"b`},
 		{`SAVEPOINT U&"\0041"`, "SAVEPOINT A"},
@@ -385,6 +422,8 @@ func TestSteps(t *testing.T) {
 		{"EXECUTE p", "EXECUTE p"},
 		{"EXECUTE p(1, 2)", "EXECUTE p"},
 		{"EXPLAIN ANALYZE EXECUTE p", "EXECUTE p"},
+		{"EXPLAIN ANALYZE VERBOSE EXECUTE p", "EXECUTE p"},
+		{"EXPLAIN (ANALYZE, VERBOSE) EXECUTE p", "EXECUTE p"},
 		{"EXPLAIN EXECUTE p", ""},
 		{"EXPLAIN ANALYZE SELECT 1", ""},
 		{"CREATE TABLE t AS EXECUTE p(1)", "EXECUTE p"},
@@ -513,7 +552,7 @@ func TestFunctionsOfManyRows(t *testing.T) {
 }
 
 func TestOpaqueArguments(t *testing.T) {
-	for args, want := range map[string]int{"": 0, "id": 1, "id, 2": 2, "1, 2, 3": 0, "f(1, 2)": 1, " /**/ ": 1} {
+	for args, want := range map[string]int{"": 0, "id": 1, "id, 2": 2, "1, 2, 3": 0, "f(1, 2)": 1} {
 		if got := New(nil).Parse("SELECT pg_advisory_lock("+args+")", true).Calls[0].Args; len(got) != want {
 			t.Errorf("%s: %d", args, len(got))
 		}

@@ -7,13 +7,13 @@ var words = func() map[string]string {
 		"abort", "aggregate", "all", "alter", "analyze", "and", "as", "atomic", "begin", "call", "cast",
 		"characteristics", "comment", "commit", "constraint", "conversion", "copy", "create", "data", "deallocate",
 		"declare", "default", "delete", "discard", "distinct", "do", "drop", "end", "event", "execute", "exists",
-		"explain", "extension", "for", "from", "function", "global", "grant", "group", "into", "isnull",
-		"isolation", "join", "language", "lateral", "level", "local", "materialized", "merge", "no", "notnull",
-		"null", "only", "operator", "or", "order", "perform", "policy", "precision", "prepare", "prepared",
-		"procedural", "procedure", "recursive", "references", "release", "replace", "reset", "returning", "revoke",
-		"rollback", "routine", "rows", "rule", "savepoint", "security", "select", "session", "set", "start",
-		"table", "temp", "temporary", "to", "transaction", "transform", "trigger", "trusted", "uescape",
-		"unlogged", "update", "values", "varying", "verbose", "view", "window", "with", "work",
+		"explain", "extension", "for", "from", "function", "global", "grant", "group", "into", "isnull", "join",
+		"language", "lateral", "level", "local", "merge", "no", "notnull", "null", "only", "operator", "or",
+		"order", "perform", "policy", "precision", "prepare", "prepared", "procedural", "procedure", "recursive",
+		"references", "release", "replace", "reset", "returning", "revoke", "rollback", "routine", "rows", "rule",
+		"savepoint", "security", "select", "session", "set", "start", "table", "temp", "temporary", "to",
+		"transaction", "transform", "trigger", "trusted", "uescape", "unlogged", "update", "values", "varying",
+		"verbose", "view", "window", "with", "work",
 	} {
 		m[w] = w
 	}
