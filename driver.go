@@ -255,6 +255,9 @@ type Conn struct {
 	beginner  driver.ConnBeginTx
 	preparer  driver.ConnPrepareContext
 	validator driver.Validator // nil when inner has none
+	// onlyPrepares is whether inner has neither Execer nor Queryer, so that
+	// everything is prepared; arguments are checked by the statement then.
+	onlyPrepares bool
 
 	pgx       *pgx.Conn // nil when inner is not pgx's
 	connector *Connector
@@ -297,6 +300,7 @@ func newConn(c *Connector, inner driver.Conn) *Conn {
 	cn.execer = execerOf(inner)
 	cn.beginner = beginnerOf(inner)
 	cn.preparer = preparerOf(inner)
+	cn.onlyPrepares = cn.queryer == skip{} && cn.execer == skip{}
 	cn.validator, _ = inner.(driver.Validator)
 	if p, ok := inner.(interface{ Conn() *pgx.Conn }); ok {
 		cn.pgx = p.Conn()
@@ -407,7 +411,7 @@ func (c *Conn) Prepare(query string) (driver.Stmt, error) {
 // PrepareContext implements driver.ConnPrepareContext. A statement that has
 // nothing to do with locks is the inner driver's own.
 func (c *Conn) PrepareContext(ctx context.Context, query string) (driver.Stmt, error) {
-	if c.fast(query) && !mayStep(query) {
+	if c.fast(query) && !mayStep(query) && !c.onlyPrepares {
 		return c.preparer.PrepareContext(ctx, query)
 	}
 	st := c.parse(query)
@@ -417,7 +421,7 @@ func (c *Conn) PrepareContext(ctx context.Context, query string) (driver.Stmt, e
 		}
 	}
 	inner, err := c.preparer.PrepareContext(ctx, query)
-	if err != nil || st.Form == locksql.NoCall && len(st.Steps) == 0 {
+	if err != nil || st.Form == locksql.NoCall && len(st.Steps) == 0 && !c.onlyPrepares {
 		return inner, err
 	}
 	return newStmt(c, inner, query, st), nil
@@ -445,9 +449,17 @@ func (c *Conn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, e
 	return &tx{t, c}, nil
 }
 
-// CheckNamedValue implements driver.NamedValueChecker. ErrSkip makes
-// database/sql do what it does for a connection without this method.
+// CheckNamedValue implements driver.NamedValueChecker.
 func (c *Conn) CheckNamedValue(nv *driver.NamedValue) error {
+	if c.onlyPrepares {
+		return nil // without Execer and Queryer, the statement's turn is the only one
+	}
+	return c.checkNamedValue(nv)
+}
+
+// checkNamedValue is the inner connection's check. ErrSkip makes database/sql
+// do what it does for a connection that has none.
+func (c *Conn) checkNamedValue(nv *driver.NamedValue) error {
 	if checker, ok := c.inner.(driver.NamedValueChecker); ok {
 		return checker.CheckNamedValue(nv)
 	}

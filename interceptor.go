@@ -636,7 +636,7 @@ func (s *stmt) CheckNamedValue(nv *driver.NamedValue) error {
 	if checker, ok := s.Stmt.(driver.NamedValueChecker); ok {
 		return checker.CheckNamedValue(nv)
 	}
-	return s.conn.CheckNamedValue(nv)
+	return s.conn.checkNamedValue(nv)
 }
 
 // QueryContext implements driver.StmtQueryContext.

@@ -118,6 +118,7 @@ func (w *witness) scans(label string, rows *sql.Rows) {
 			new(any), new(string), new([]byte), new(sql.RawBytes), new(int64), new(int16), new(float64), new(bool), new(time.Time), new(*string),
 			new(sql.NullString), new(sql.NullInt64), new(sql.NullTime), new(sql.Null[float64]), new([]string), new(net.IP), new(json.RawMessage),
 			new(pgtype.Text), new(pq.StringArray), new(pq.Int64Array), new(chan int),
+			new(ownBool), new(*bool), new(sql.Null[bool]), new(pgtype.Bool), new([]int64), new([]time.Time), new(netip.Addr), new(map[string]any), new(pgtype.Range[pgtype.Int4]),
 		} {
 			dests := make([]any, len(names))
 			for i := range dests {
@@ -138,6 +139,11 @@ func (w *witness) scans(label string, rows *sql.Rows) {
 func pointed(dest any) any {
 	switch d := dest.(type) {
 	case **string:
+		if *d == nil {
+			return nil
+		}
+		return **d
+	case **bool:
 		if *d == nil {
 			return nil
 		}
@@ -184,6 +190,7 @@ type valuer struct {
 func (v valuer) Value() (driver.Value, error) { return v.v, v.err }
 
 type (
+	ownBool   bool
 	ownString string
 	ownInt    int16
 )
