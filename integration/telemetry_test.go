@@ -557,17 +557,19 @@ func TestFailingBlockerLookup(t *testing.T) {
 	server := pgtest.Private(t, "max_connections=8", "superuser_reserved_connections=0")
 	k := tell(t, server.DSN("postgres"), pgadvlock.WithBlockerAfter(30*time.Millisecond))
 	k.see.Lock(42)
-	_ = k.conn(t)
+	if err := k.db.PingContext(t.Context()); err != nil { // the waiter's connection
+		t.Fatal(err)
+	}
 	var spare []*pgx.Conn
+	for { // until there is none left for the lookup
+		c, err := pgx.Connect(context.Background(), k.dsn)
+		if err != nil {
+			break
+		}
+		spare = append(spare, c)
+	}
 	start := time.Now()
 	awaitLock(t, k, "SELECT pg_advisory_lock(42)", func() {
-		for { // until there is no connection left for the lookup
-			c, err := pgx.Connect(context.Background(), k.dsn)
-			if err != nil {
-				break
-			}
-			spare = append(spare, c)
-		}
 		pgtest.Eventually(t, 5*time.Second, "the wait is long enough", func() bool { return time.Since(start) > 300*time.Millisecond })
 		k.see.Unlock(42)
 	})

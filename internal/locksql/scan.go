@@ -82,7 +82,7 @@ func (s *scan) run() {
 			if s.parts > 1 {
 				w = ""
 			}
-			first = s.take(t, w)
+			first = s.visit(t, w)
 		case '(':
 			s.push(t)
 		case ')':
@@ -93,7 +93,7 @@ func (s *scan) run() {
 			s.item = s.clause == inFrom
 		case tString:
 			if s.depth > 0 {
-				s.string(t)
+				s.literal(t)
 			}
 		}
 		s.dotted = t.kind == '.' && s.parts > 0
@@ -109,8 +109,8 @@ func (s *scan) run() {
 	s.endQuery()
 }
 
-// take takes in a name or keyword that is complete. It returns true where a statement of a routine's body begins.
-func (s *scan) take(t token, w string) bool {
+// visit takes in a name or keyword that is complete. It returns true where a statement of a routine's body begins.
+func (s *scan) visit(t token, w string) bool {
 	if s.tok.kind == '(' && s.calls && s.function(t) {
 		s.item = false
 		return false
@@ -231,8 +231,8 @@ func (s *scan) call(f Func) {
 	s.opens = len(s.st.Calls)
 }
 
-// string takes in a string in code.
-func (s *scan) string(t token) {
+// literal takes in a string in code.
+func (s *scan) literal(t token) {
 	s.found.add(s.code(t, true))
 	text, _ := s.unquote(t)
 	s.inStrings.add(s.raw(text))
