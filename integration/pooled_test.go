@@ -18,7 +18,7 @@ import (
 // stripped, nothing inlined, or more inlined than usual. The program in
 // testdata says in comments which of its lines are to be refused.
 func TestPooledSessionLockInEveryBuild(t *testing.T) {
-	if testing.Short() {
+	if _, err := osexec.LookPath("go"); err != nil || testing.Short() {
 		t.Skip("builds a program four times")
 	}
 	server := pgtest.Shared(t)

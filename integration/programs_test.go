@@ -271,6 +271,8 @@ var lockTexts = []struct {
 	{"SELECT pg_advisory_lock($1)", []any{valuer{err: errors.New("refuses")}}},
 	{"SELECT pg_advisory_lock($1)", []any{struct{}{}}},
 	{"SELECT pg_advisory_lock($1)", []any{sql.Named("key", 1)}},
+	{"SELECT pg_advisory_lock(@key)", []any{pgx.NamedArgs{"key": 1}}},
+	{"SELECT pg_try_advisory_lock(@key)", []any{pgx.NamedArgs{"key": int64(99)}}},
 	{"SELECT pg_advisory_lock($1)", nil},
 	{"SELECT pg_advisory_lock($1)", []any{1, 2}},
 	{"SELECT pg_advisory_lock(1)", []any{1}},
