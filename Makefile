@@ -13,6 +13,7 @@ demo: setup ## see lost locks, and then see them caught
 
 test: setup ## all tests, against real servers
 	go test -race -p 1 ./...
+	go test -run '^TestHostileTexts$$' ./internal/locksql
 	go test -run '^$$' -fuzz '^FuzzLexer$$' -fuzztime 10s ./internal/locksql
 	go test -run '^$$' -fuzz '^FuzzMentions$$' -fuzztime 10s ./internal/locksql
 	cd integration && go test ./...
@@ -43,3 +44,11 @@ jaeger: setup ## see the traces of three pods in Jaeger, which it builds once (m
 
 test-jaeger: setup ## the examples' tests, against that Jaeger
 	cd examples && ../scripts/jaeger go test -count=1 ./...
+
+.PHONY: bench bench-short
+
+bench: setup ## what it costs, beside pgx and others: seven minutes, on a machine with nothing else to do
+	cd bench && go build -o bench . && ./bench -md ../BENCHMARKS.md -plots ../docs
+
+bench-short: setup ## the same in less than a minute, and less sure
+	cd bench && go build -o bench . && ./bench -short

@@ -220,6 +220,9 @@ func traits(err error) string {
 	if errors.As(err, &pg) {
 		fields := *pg
 		fields.Message, fields.Line = "", 0 // the text is shown already; the line is the server's source's
+		if pg.Code == "25P02" {
+			fields.Routine = "" // says in which protocol it was sent: see TestIssue_newrelicGoAgent435
+		}
 		fmt.Fprintf(&b, " pg %+v", fields)
 	}
 	var lp *pq.Error

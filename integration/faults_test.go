@@ -17,14 +17,17 @@ import (
 // kill ends all backends but the observer's, and waits until they are gone.
 func (w *witness) kill() {
 	w.Helper()
-	var pids []int32
-	ask := func(query string, dest any, args ...any) {
-		must(w, w.see.Conn().QueryRow(w.Context(), query, args...).Scan(dest))
-	}
-	ask("SELECT array_agg(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()", &pids)
+	var pids []int
+	must(w, w.see.Conn().QueryRow(w.Context(), "SELECT coalesce(array_agg(pid), '{}') FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND application_name <> 'pgtest observer'").Scan(&pids))
 	w.see.Exec("SELECT pg_terminate_backend(pid) FROM unnest($1::int4[]) pid", pids)
+	w.gone(pids...)
+}
+
+// gone waits until the server has ended the backends.
+func (w *witness) gone(pids ...int) {
+	w.Helper()
 	pgtest.Eventually(w, 5*time.Second, "the backends are gone", func() (gone bool) {
-		ask("SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = ANY($1::int4[])", &gone, pids)
+		must(w, w.see.Conn().QueryRow(w.Context(), "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = ANY($1::int4[])", pids).Scan(&gone))
 		return gone
 	})
 }

@@ -243,7 +243,7 @@ var hostile = map[string]func(n int) string{
 // far from what going back and forth would take.
 func TestHostileTexts(t *testing.T) {
 	n := 1_000_000
-	if testing.Short() {
+	if testing.Short() || raced {
 		n = 50_000
 	}
 	r := New(nil)
@@ -259,6 +259,10 @@ func TestHostileTexts(t *testing.T) {
 		}
 	}
 }
+
+// raced is whether the race detector runs, which makes a text of megabytes take a
+// minute; make test runs TestHostileTexts once more without it.
+var raced bool
 
 // BenchmarkHostile shows growth: the bytes a second of each text should not fall from one length to the next.
 func BenchmarkHostile(b *testing.B) {

@@ -63,6 +63,9 @@ func TestMutants(t *testing.T) {
 	seen := map[string]bool{}
 	survived := 0
 	for i, m := range mutants {
+		if i%100 == 0 {
+			t.Logf("%d of %d", i, len(mutants))
+		}
 		if !survives(i + 1) {
 			continue
 		}

@@ -1,0 +1,5 @@
+//go:build race
+
+package locksql
+
+func init() { raced = true }
