@@ -59,12 +59,12 @@ func TestPodsInJaeger(t *testing.T) {
 	server := pgtest.Shared(t)
 	for _, protocol := range []string{"http/protobuf", "grpc"} {
 		t.Run(protocol, func(t *testing.T) {
-			service := "worker over " + protocol
+			db := server.NewDB(t)
+			to, service := databaseOn(server, db), "worker on "+db // of its own, since Jaeger is shared
 			for name, value := range j.exporterVariables(protocol, service) {
 				t.Setenv(name, value)
 			}
 			began := time.Now()
-			to := databaseOn(server, server.NewDB(t))
 			if err := runPods(t.Context(), to, podNames...); err != nil {
 				t.Fatal(err)
 			}

@@ -40,17 +40,25 @@ func TestMutants(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	// The quick tests first: most mutants end there.
-	phases := [...][2]string{{"-test.skip", "Hostile|Cache|Footprint|Corpus|Mutants"}, {"-test.run", "Hostile|Cache|Footprint"}, {"-test.run", "Corpus"}}
-	passes := func(id int, phase [2]string) bool {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	type phase struct {
+		flag, tests string
+		timeout     time.Duration
+	}
+	phases := []phase{
+		{"-test.skip", "Hostile|Cache|Footprint|Corpus|Mutants", 5 * time.Second},
+		{"-test.run", "Hostile|Cache|Footprint", time.Minute},
+		{"-test.run", "Corpus", time.Minute},
+	}
+	passes := func(id int, p phase) bool {
+		ctx, cancel := context.WithTimeout(context.Background(), p.timeout)
 		defer cancel()
-		cmd := exec.CommandContext(ctx, "sh", "-c", `ulimit -v 4000000; exec "$0" "$@"`, binary, phase[0], phase[1], "-test.short", "-test.failfast")
+		cmd := exec.CommandContext(ctx, "sh", "-c", `ulimit -v 4000000; exec "$0" "$@"`, binary, p.flag, p.tests, "-test.short", "-test.failfast")
 		cmd.Env = append(os.Environ(), "PGADVLOCK_MUTANT="+strconv.Itoa(id))
 		return cmd.Run() == nil
 	}
 	survives := func(id int) bool {
-		for _, phase := range phases {
-			if !passes(id, phase) {
+		for _, p := range phases {
+			if !passes(id, p) {
 				return false
 			}
 		}
