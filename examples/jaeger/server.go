@@ -75,8 +75,8 @@ func start(ctx context.Context, program, config string) (*jaeger, error) {
 		_ = j.process.Wait()
 		close(j.ended)
 	}()
-	// The other end of its standard input is ours alone: it reads the end when
-	// this process is gone, however it went.
+	// The other end of its standard input is ours alone (exec.Cmd keeps it open):
+	// it reads the end when this process is gone, however it went.
 	j.watchdog = exec.Command("/bin/sh", "-c", `read -r _; kill -KILL "$1"`, "sh", strconv.Itoa(j.process.Process.Pid))
 	if _, err = j.watchdog.StdinPipe(); err == nil {
 		err = j.watchdog.Start()
