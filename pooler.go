@@ -122,10 +122,10 @@ func (c *Conn) askPoolMode(ctx context.Context) error {
 		first, err = poolmode.Ask(ctx, pg)
 	}
 	switch {
+	case err != nil && (ctx.Err() != nil || sqlState(err) == queryCanceled) && !pg.IsClosed():
+		return nil // nothing was learned: the statement that follows meets the same, or asks again
 	case pgconn.SafeToRetry(err):
 		return driver.ErrBadConn // as pgx's stdlib does
-	case err != nil && (ctx.Err() != nil || sqlState(err) == queryCanceled) && !pg.IsClosed():
-		return nil // nothing was learned: the statement that follows asks again
 	case err != nil && !pg.IsClosed():
 		c.conclude(PoolUnknown, "the backend did not say who it is")
 		return nil
