@@ -110,9 +110,6 @@ func (c *Conn) runAsQuery(ctx context.Context, query string, st *locksql.Stateme
 	if err == nil {
 		err = rows.failure()
 	}
-	if c.pgx != nil && pgconn.SafeToRetry(err) {
-		err = driver.ErrBadConn // as pgx's Exec says; its Query does not where only the rows meet it
-	}
 	if err != nil {
 		return nil, err
 	}
