@@ -24,7 +24,7 @@ func TestCacheHitAllocatesNothing(t *testing.T) {
 
 func TestPlainParseAllocatesLittle(t *testing.T) {
 	r := New(nil)
-	if n := testing.AllocsPerRun(100, func() { r.parse("SELECT pg_advisory_lock(42)", true) }); n > 5 {
+	if n := testing.AllocsPerRun(100, func() { r.parse("SELECT pg_advisory_lock(42)", true) }); n > 3 {
 		t.Error(n)
 	}
 }
@@ -83,6 +83,7 @@ func TestCacheDoesNotPinTheText(t *testing.T) {
 func heapInUse() int {
 	var m runtime.MemStats
 	runtime.GC()
+	runtime.GC() // what pools and finalizers held until the first
 	runtime.ReadMemStats(&m)
 	return int(m.HeapAlloc)
 }
@@ -115,7 +116,10 @@ var manyTexts = map[string]func(i int) string{
 func TestFootprint(t *testing.T) {
 	r := New(nil)
 	for name, text := range manyTexts {
-		const n = 200
+		n := 200
+		if name == "short" {
+			n = 5000
+		}
 		kept := make([]*Statement, n)
 		keys := make([]cacheKey, n)
 		said := 0

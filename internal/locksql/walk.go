@@ -189,23 +189,22 @@ func (l *lexer) on(t token) bool {
 
 // do reads DO [LANGUAGE name] 'code' [LANGUAGE name].
 func (w *walker) do() (f found) {
-	code, language, isLanguage := token{}, "plpgsql", false
-	for w.advance(); ; w.advance() {
-		switch k := w.tok.kind; {
-		case isLanguage && k == tString:
-			language, _ = w.unquote(w.tok)
-		case isLanguage && w.named():
+	code, language, afterLanguage := token{}, "plpgsql", false
+	for w.advance(); w.named() || w.tok.kind == tString; w.advance() {
+		switch {
+		case w.named():
 			language = w.name(w.tok)
-		case k == tString:
+		case afterLanguage:
+			language, _ = w.unquote(w.tok)
+		default:
 			code = w.tok
-		case k != tIdent:
-			if code.kind == tString && w.calls {
-				return w.code(code, language == "plpgsql")
-			}
-			return f
 		}
-		isLanguage = w.word(w.tok) == "language" && !isLanguage
+		afterLanguage = w.word(w.tok) == "language"
 	}
+	if code.kind == tString && w.calls {
+		f = w.code(code, language == "plpgsql")
+	}
+	return f
 }
 
 // code reads a string that the server runs as code; dynamic code is not readable before it is put together.
@@ -214,8 +213,6 @@ func (w *walker) code(t token, readable bool) found {
 	switch {
 	case !ok:
 		return w.raw(w.text(t))
-	case !w.r.Mentions(text):
-		return found{}
 	case !readable, w.depth == maxCode:
 		return w.raw(text)
 	}

@@ -20,11 +20,12 @@ var words = func() map[string]string {
 	return m
 }()
 
-// word is the keyword a token is, in lower case; "" where it is none of these, or quoted. It allocates nothing.
+// word is the keyword a token is, in lower case; "" where it is none of these, or quoted: no keyword has quotes. It
+// allocates nothing.
 func (l *lexer) word(t token) string {
 	var folded [16]byte
 	n := t.end - t.start
-	if t.kind != tIdent || n > len(folded) {
+	if n > len(folded) {
 		return ""
 	}
 	for i := range n {
