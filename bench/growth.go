@@ -293,13 +293,17 @@ func (t thousands) Ticks(low, high float64) []plot.Tick {
 		if ticks[i].Label == "" {
 			continue
 		}
-		digits := strconv.FormatFloat(ticks[i].Value, 'f', -1, 64)
-		for at := len(digits) - 3; at > 0; at -= 3 {
-			digits = digits[:at] + "," + digits[at:]
-		}
-		ticks[i].Label = digits
+		ticks[i].Label = thousandsOf(ticks[i].Value)
 	}
 	return ticks
+}
+
+func thousandsOf(x float64) string {
+	digits := strconv.FormatFloat(x, 'f', -1, 64)
+	for at := len(digits) - 3; at > 0; at -= 3 {
+		digits = digits[:at] + "," + digits[at:]
+	}
+	return digits
 }
 
 // Len, XY and YError make a series what the plotters take.

@@ -307,7 +307,7 @@ func runFirst(b *bench) {
 	t := b.table("The first lock of a connection", "Time by pgx's.")
 	r, ok := b.race("locks", "first lock, direct", effort{block: time.Millisecond, max: 1}, func(g *ground) []contestant {
 		var cs []contestant
-		for _, e := range []entrant{plain("pgx"), plain("pgx again"), ours("pgadvlock")} {
+		for _, e := range []entrant{plain("pgx"), plain("pgx again"), ours("pgadvlock"), ours("pgadvlock, dead_peer=0", pgadvlock.WithDeadPeer(0))} {
 			cs = append(cs, contestant{e.name, firstLock(open(g, b.server.socket, e))})
 		}
 		return cs

@@ -224,6 +224,22 @@ func (t *table) write(w io.Writer) {
 	}
 }
 
+// write writes the plot, and its points.
+func (c curve) write(w io.Writer) {
+	fmt.Fprintf(w, "\n![%s](docs/%s)\n\n| %s |", c.title, c.file, c.x)
+	for _, p := range c.series[0].points {
+		fmt.Fprintf(w, " %s |", thousandsOf(p.x))
+	}
+	fmt.Fprintf(w, "\n|---|%s\n", strings.Repeat("---|", len(c.series[0].points)))
+	for _, s := range c.series {
+		fmt.Fprintf(w, "| %s: %s |", s.name, c.y)
+		for _, p := range s.points {
+			fmt.Fprintf(w, " %s |", thousandsOf(math.Round(p.y.mid)))
+		}
+		fmt.Fprintln(w)
+	}
+}
+
 // printBars prints the one table on the terminal.
 func printBars(w io.Writer, answers []answer) {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
@@ -255,7 +271,7 @@ func (b *bench) write(w io.Writer) {
 	if len(b.curves) > 0 {
 		fmt.Fprint(w, "\n## Growth\n")
 		for _, c := range b.curves {
-			fmt.Fprintf(w, "\n![%s](docs/%s)\n", c.title, c.file)
+			c.write(w)
 		}
 	}
 	if len(b.notes) > 0 {
