@@ -107,6 +107,7 @@ type Connector struct {
 
 	roads        roads
 	orders       orderGraph
+	sites        callSites
 	asking       chan struct{} // holds a token while a connection asks who holds a lock
 	peerRefused  atomic.Bool   // the server does not take the settings of pgadvlock_dead_peer
 	saidUnproven atomic.Bool   // of a driver that is not pgx's, unproven-pooling is said once
@@ -262,8 +263,9 @@ type Conn struct {
 	pgx       *pgx.Conn // nil when inner is not pgx's
 	connector *Connector
 	ledger    ledger.Ledger[origin]
-	lock      *interceptor // the lock lane; nil until the first plain lock statement
-	starts    spanStarts   // nil until the first span
+	lock      *interceptor                          // the lock lane; nil until the first plain lock statement
+	starts    map[spanStart][]trace.SpanStartOption // nil until the first span
+	room      []ledger.Attempt[origin]              // for those of the next plain lock statement
 
 	// armed is ledger.Armed(), kept here because the fast lane reads it for
 	// every statement.
@@ -284,8 +286,8 @@ type Conn struct {
 	// it.
 	alone bool
 	// judged is whether IsValid has seen the connection since it was last
-	// handed out.
-	judged bool
+	// handed out, and sent whether a plain lock statement was sent since then.
+	judged, sent bool
 
 	evidence string    // what mode was concluded from
 	asked    time.Time // when mode was concluded; zero when a setting says it
@@ -373,7 +375,7 @@ func (c *Conn) QueryContext(ctx context.Context, query string, args []driver.Nam
 		if _, none := c.queryer.(skip); none {
 			return nil, driver.ErrSkip // before anything is recorded: database/sql will Prepare it
 		}
-		return c.lockLane(st).QueryContext(ctx, query, args)
+		return c.lockLane(st, c.site(st)).QueryContext(ctx, query, args)
 	}
 	var rows driver.Rows
 	err := c.opaque(ctx, query, st, func() (err error) {
@@ -393,7 +395,7 @@ func (c *Conn) ExecContext(ctx context.Context, query string, args []driver.Name
 		if _, none := c.execer.(skip); none {
 			return nil, driver.ErrSkip
 		}
-		return c.lockLane(st).ExecContext(ctx, query, args)
+		return c.lockLane(st, c.site(st)).ExecContext(ctx, query, args)
 	}
 	var result driver.Result
 	err := c.opaque(ctx, query, st, func() (err error) {

@@ -36,6 +36,7 @@ type interceptor struct {
 	conn      *Conn
 	lane      lane
 	statement *locksql.Statement // the one being sent; database/sql sends one at a time
+	from      site               // its
 }
 
 type lane interface {
@@ -49,20 +50,20 @@ type oneConn struct{ driver.Conn }
 
 func (o oneConn) Open(string) (driver.Conn, error) { return o.Conn, nil }
 
-func (c *Conn) lockLane(st *locksql.Statement) lane {
+func (c *Conn) lockLane(st *locksql.Statement, from site) lane {
 	if c.lock == nil {
 		i := &interceptor{conn: c}
 		wrapped, _ := sqlmw.Driver(oneConn{c.inner}, i).Open("") // fails only when oneConn does
 		i.lane = wrapped.(lane)
 		c.lock = i
 	}
-	c.lock.statement = st
+	c.lock.statement, c.lock.from = st, from
 	return c.lock.lane
 }
 
 // ConnQueryContext implements sqlmw.Interceptor.
 func (i *interceptor) ConnQueryContext(ctx context.Context, inner driver.QueryerContext, query string, args []driver.NamedValue) (context.Context, driver.Rows, error) {
-	rows, err := i.conn.run(ctx, query, i.statement, args, func(ctx context.Context) (driver.Rows, error) {
+	rows, err := i.conn.run(ctx, query, i.statement, i.from, args, func(ctx context.Context) (driver.Rows, error) {
 		return inner.QueryContext(ctx, query, args)
 	})
 	if err != nil {
@@ -84,11 +85,11 @@ func (i *interceptor) ConnExecContext(ctx context.Context, inner driver.ExecerCo
 			}
 			queryArgs = []driver.NamedValue{{Ordinal: 1, Value: mode}}
 		}
-		return i.conn.runAsQuery(ctx, query, i.statement, args, func(ctx context.Context) (driver.Rows, error) {
+		return i.conn.runAsQuery(ctx, query, i.statement, i.from, args, func(ctx context.Context) (driver.Rows, error) {
 			return i.conn.queryer.QueryContext(ctx, query, queryArgs)
 		})
 	}
-	return i.conn.runExec(ctx, query, i.statement, args, func(ctx context.Context) (driver.Result, error) {
+	return i.conn.runExec(ctx, query, i.statement, i.from, args, func(ctx context.Context) (driver.Result, error) {
 		return inner.ExecContext(ctx, query, args)
 	})
 }
@@ -105,19 +106,19 @@ func needsRow(st *locksql.Statement) bool {
 }
 
 // runAsQuery runs an Exec as a query and answers as Exec would have.
-func (c *Conn) runAsQuery(ctx context.Context, query string, st *locksql.Statement, args []driver.NamedValue, send func(context.Context) (driver.Rows, error)) (driver.Result, error) {
-	rows, err := c.run(ctx, query, st, args, send)
+func (c *Conn) runAsQuery(ctx context.Context, query string, st *locksql.Statement, from site, args []driver.NamedValue, send func(context.Context) (driver.Rows, error)) (driver.Result, error) {
+	rows, err := c.run(ctx, query, st, from, args, send)
 	if err == nil {
 		err = rows.failure()
 	}
 	if err != nil {
 		return nil, err
 	}
-	return driver.RowsAffected(len(rows.rows)), rows.Close()
+	return driver.RowsAffected(rows.count), rows.Close()
 }
 
-func (c *Conn) runExec(ctx context.Context, query string, st *locksql.Statement, args []driver.NamedValue, send func(context.Context) (driver.Result, error)) (result driver.Result, err error) {
-	_, err = c.run(ctx, query, st, args, func(ctx context.Context) (driver.Rows, error) {
+func (c *Conn) runExec(ctx context.Context, query string, st *locksql.Statement, from site, args []driver.NamedValue, send func(context.Context) (driver.Result, error)) (result driver.Result, err error) {
+	_, err = c.run(ctx, query, st, from, args, func(ctx context.Context) (driver.Rows, error) {
 		result, err = send(ctx)
 		return nil, err
 	})
@@ -130,12 +131,12 @@ func (c *Conn) runExec(ctx context.Context, query string, st *locksql.Statement,
 // run sends a plain lock statement, reads its one row where there is one, and
 // enters in the ledger what the server said. Everything the caller gets is as
 // the inner driver gave it, except where a rule at LevelError objects.
-func (c *Conn) run(ctx context.Context, query string, st *locksql.Statement, args []driver.NamedValue, send func(context.Context) (driver.Rows, error)) (*replay, error) {
+func (c *Conn) run(ctx context.Context, query string, st *locksql.Statement, from site, args []driver.NamedValue, send func(context.Context) (driver.Rows, error)) (*replay, error) {
 	c.catchUp()
-	caller, pooled := callSite()
-	attempts := c.attempts(st, args, caller)
-	spanCtx, span := c.startWait(ctx, st, attempts, query)
-	err := c.admit(ctx, evidence{statement: st, attempts: attempts, pooled: pooled}, caller)
+	attempts := c.attempts(c.room[:0], st, args, from.caller)
+	c.room = attempts
+	spanCtx, span := c.startWait(ctx, attempts, query)
+	err := c.admit(ctx, evidence{statement: st, attempts: attempts, pooled: from.pooled}, from)
 	if err != nil {
 		span.refuse(err)
 		return nil, err
@@ -151,12 +152,15 @@ func (c *Conn) run(ctx context.Context, query string, st *locksql.Statement, arg
 	// happens to the answer (55P03 and 57014 race with the grant).
 	c.ledger.Send(attempts)
 	c.armed = true
-	defer c.rearm()
-	stopWatching := c.watchWait(span, caller)
+	defer func() {
+		clear(attempts)
+		c.rearm()
+	}()
+	watching := c.watchWait(span)
 	answered := false
 	defer func() {
 		if !answered { // a Valuer of the caller's panicked
-			stopWatching()
+			watching.stop()
 			_ = limit.done(ctx, errInterrupted)
 			c.ledger.Interrupted()
 		}
@@ -169,7 +173,7 @@ func (c *Conn) run(ctx context.Context, query string, st *locksql.Statement, arg
 		err = read.failure()
 	}
 	answered = true
-	stopWatching()
+	watching.stop()
 	unrun := notRun(err)
 	if ended := limit.done(ctx, err); ended != err {
 		err, read = ended, nil
@@ -185,8 +189,10 @@ func (c *Conn) run(ctx context.Context, query string, st *locksql.Statement, arg
 	}
 	answers := c.answers(attempts, read, err)
 	span.startHolds(answers)
-	for i := range attempts {
-		attempts[i].Origin.err = err
+	if err != nil {
+		for i := range attempts {
+			attempts[i].Origin.err = err
+		}
 	}
 	c.ledger.Settle(attempts, answers, c.inTransaction())
 	span.end(answers, err)
@@ -197,7 +203,7 @@ func (c *Conn) run(ctx context.Context, query string, st *locksql.Statement, arg
 		}
 		return given(read, err)
 	}
-	if objection := c.judgeAnswers(ctx, attempts, answers, caller); objection != nil {
+	if objection := c.judgeAnswers(ctx, attempts, answers, from); objection != nil {
 		if read != nil {
 			_ = read.Close() // the row was read; the objection is what the caller gets
 		}
@@ -229,23 +235,24 @@ func notRun(err error) bool {
 		pgconn.SafeToRetry(err) || sqlState(err) == inFailedSQLTransaction
 }
 
-// attempts are the calls of a statement with their keys worked out.
-func (c *Conn) attempts(st *locksql.Statement, args []driver.NamedValue, caller Caller) []ledger.Attempt[origin] {
+// attempts are the calls of a statement with their keys worked out, appended to
+// those given.
+func (c *Conn) attempts(attempts []ledger.Attempt[origin], st *locksql.Statement, args []driver.NamedValue, caller Caller) []ledger.Attempt[origin] {
 	values, _ := c.parameters(args)
-	attempts := make([]ledger.Attempt[origin], len(st.Calls))
+	value := func(n int) (any, bool) {
+		if n < 1 || n > len(values) {
+			return nil, false
+		}
+		return keyValue(values[n-1].Value)
+	}
 	from := origin{since: time.Now(), caller: caller}
 	for i := range st.Calls {
 		call := &st.Calls[i]
-		key := call.Key(func(n int) (any, bool) {
-			if n < 1 || n > len(values) {
-				return nil, false
-			}
-			return keyValue(values[n-1].Value)
-		})
+		key := call.Key(value)
 		if key.Kind == locksql.KeyExpression && c.connector.settings.keyArguments {
 			key.Expr = key.Identity
 		}
-		attempts[i] = ledger.Attempt[origin]{Func: call.Func, Key: key, Origin: from}
+		attempts = append(attempts, ledger.Attempt[origin]{Func: call.Func, Key: key, Origin: from})
 	}
 	return attempts
 }
@@ -327,13 +334,13 @@ func keyValue(v any) (value any, ok bool) {
 // Exec of calls that wait, success is the answer.
 func (c *Conn) answers(attempts []ledger.Attempt[origin], read *replay, err error) []ledger.Answer {
 	answers := make([]ledger.Answer, len(attempts))
-	if err != nil || read != nil && len(read.rows) != 1 {
+	if err != nil || read != nil && read.count != 1 {
 		return answers // all Unknown
 	}
 	for i, at := range attempts {
 		switch {
 		case read != nil:
-			answers[i] = answerOf(at.Func, read.rows[0][i])
+			answers[i] = answerOf(at.Func, read.values[i])
 		case at.Key.Kind == locksql.KeyNull:
 			answers[i] = ledger.Null
 		default:
@@ -375,32 +382,39 @@ func answerOf(f locksql.Func, v driver.Value) ledger.Answer {
 
 // admit brings a statement before the rules, those first that need no question
 // to the server. An error means that it must not be sent.
-func (c *Conn) admit(ctx context.Context, e evidence, caller Caller) error {
+func (c *Conn) admit(ctx context.Context, e evidence, from site) error {
 	e.autocommit = c.pgx != nil && !c.inTransaction()
 	e.isolation = c.isolation
-	e.unbounded = c.unboundedWait(ctx)
-	locks := make([]Lock, len(e.attempts))
-	for i, at := range e.attempts {
-		locks[i] = attemptedLock(at)
-	}
+	e.unbounded = c.connector.discipline.level(RuleUnboundedWait) > LevelOff && c.unboundedWait(ctx)
 	for _, r := range e.judge() {
-		if err := c.object(ctx, r, locks, caller, nil); err != nil {
+		if c.connector.discipline.level(r) == LevelOff {
+			continue
+		}
+		if err := c.object(ctx, r, attemptedLocks(e.attempts), c.caller(from), nil); err != nil {
 			return err
 		}
 	}
-	if err := c.admitOrder(ctx, e.attempts, caller); err != nil || !e.statement.Session {
+	if err := c.admitOrder(ctx, e.attempts, from.caller); err != nil || !e.statement.Session {
 		return err
 	}
-	return c.admitRoad(ctx, locks, caller)
+	return c.admitRoad(ctx, e.attempts, from)
+}
+
+func attemptedLocks(attempts []ledger.Attempt[origin]) []Lock {
+	locks := make([]Lock, len(attempts))
+	for i, at := range attempts {
+		locks[i] = attemptedLock(at)
+	}
+	return locks
 }
 
 // judgeAnswers brings the answers before the rules. What it returns is for the
 // caller, in place of the rows.
-func (c *Conn) judgeAnswers(ctx context.Context, attempts []ledger.Attempt[origin], answers []ledger.Answer, caller Caller) error {
+func (c *Conn) judgeAnswers(ctx context.Context, attempts []ledger.Attempt[origin], answers []ledger.Answer, from site) error {
 	for i, at := range attempts {
 		if at.Func.Release() && answers[i] == ledger.No {
 			locks := append([]Lock{attemptedLock(at)}, c.sessionLocks()...)
-			if err := c.object(ctx, RuleUnlockNotHeld, locks, caller, nil); err != nil {
+			if err := c.object(ctx, RuleUnlockNotHeld, locks, c.caller(from), nil); err != nil {
 				return err
 			}
 		}
@@ -483,36 +497,34 @@ func (c *Conn) opaque(ctx context.Context, query string, st *locksql.Statement, 
 
 // admitOpaque is admit for a statement that is not counted call by call.
 func (c *Conn) admitOpaque(ctx context.Context, st *locksql.Statement, session bool) error {
-	caller, _ := callSite()
-	locks := c.writtenLocks(st)
+	from := c.connector.sites.find()
+	written := c.written(st)
 	for _, r := range (evidence{statement: st}).judge() {
-		if err := c.object(ctx, r, locks, caller, nil); err != nil {
+		if err := c.object(ctx, r, attemptedLocks(written), from.caller, nil); err != nil {
 			return err
 		}
 	}
 	if !session {
 		return nil
 	}
-	return c.admitRoad(ctx, locks, caller)
+	return c.admitRoad(ctx, written, from)
 }
 
 // admitPrepare judges a statement that will take session locks when it is
 // executed, where the road can be told to be wrong for it already.
 func (c *Conn) admitPrepare(ctx context.Context, st *locksql.Statement) error {
-	caller, _ := callSite()
-	return c.admitPooler(ctx, c.writtenLocks(st), caller)
+	return c.admitPooler(ctx, c.written(st), c.connector.sites.find())
 }
 
-// writtenLocks are the locks that a statement names, without its arguments.
-func (c *Conn) writtenLocks(st *locksql.Statement) []Lock {
-	var locks []Lock
-	for _, at := range c.attempts(st, nil, Caller{}) {
+// written are the calls of a statement that name a lock, without its arguments.
+func (c *Conn) written(st *locksql.Statement) (written []ledger.Attempt[origin]) {
+	for _, at := range c.attempts(nil, st, nil, Caller{}) {
 		if at.Func != locksql.UnlockAll {
 			at.Origin = origin{}
-			locks = append(locks, attemptedLock(at))
+			written = append(written, at)
 		}
 	}
-	return locks
+	return written
 }
 
 // catchUp enters, before a statement is sent, that a transaction ended unseen,
@@ -642,7 +654,7 @@ func (s *stmt) CheckNamedValue(nv *driver.NamedValue) error {
 // QueryContext implements driver.StmtQueryContext.
 func (s *stmt) QueryContext(ctx context.Context, args []driver.NamedValue) (driver.Rows, error) {
 	if s.conn.plain(s.statement, args) {
-		rows, err := s.conn.run(ctx, s.query, s.statement, args, func(ctx context.Context) (driver.Rows, error) {
+		rows, err := s.conn.run(ctx, s.query, s.statement, s.conn.site(s.statement), args, func(ctx context.Context) (driver.Rows, error) {
 			return s.sendQuery(ctx, args)
 		})
 		if err != nil {
@@ -669,11 +681,11 @@ func (s *stmt) ExecContext(ctx context.Context, args []driver.NamedValue) (drive
 		})
 		return result, err
 	case needsRow(s.statement):
-		return s.conn.runAsQuery(ctx, s.query, s.statement, args, func(ctx context.Context) (driver.Rows, error) {
+		return s.conn.runAsQuery(ctx, s.query, s.statement, s.conn.site(s.statement), args, func(ctx context.Context) (driver.Rows, error) {
 			return s.sendQuery(ctx, args)
 		})
 	}
-	return s.conn.runExec(ctx, s.query, s.statement, args, func(ctx context.Context) (driver.Result, error) {
+	return s.conn.runExec(ctx, s.query, s.statement, s.conn.site(s.statement), args, func(ctx context.Context) (driver.Result, error) {
 		return s.sendExec(ctx, args)
 	})
 }
@@ -705,10 +717,13 @@ func (s *stmt) sendExec(ctx context.Context, args []driver.NamedValue) (driver.R
 // (it unwraps) and panics where one is missing; where the inner rows lack one
 // it answers as database/sql does.
 type replay struct {
-	inner driver.Rows
-	rows  [][]driver.Value
-	err   error // what Next says after them: io.EOF, or what went wrong
-	next  int
+	inner  driver.Rows
+	values []driver.Value // row by row
+	width  int            // of a row
+	count  int            // of rows
+	err    error          // what Next says after them: io.EOF, or what went wrong
+	next   int
+	few    [4]driver.Value // where values are as long as they are few
 }
 
 var (
@@ -724,18 +739,22 @@ var (
 // readAll reads to the end, after which the connection is idle and its
 // transaction status fresh.
 func readAll(rows driver.Rows) *replay {
-	r := &replay{inner: rows}
+	r := &replay{inner: rows, width: len(rows.Columns())}
+	r.values = r.few[:0]
 	for {
-		row := make([]driver.Value, len(rows.Columns()))
+		read := len(r.values)
+		r.values = append(r.values, make([]driver.Value, r.width)...)
+		row := r.values[read:]
 		if r.err = rows.Next(row); r.err != nil {
+			r.values = r.values[:read]
 			return r
 		}
+		r.count++
 		for i, v := range row {
 			if b, ok := v.([]byte); ok {
 				row[i] = bytes.Clone(b) // the driver's only until its next Next
 			}
 		}
-		r.rows = append(r.rows, row)
 	}
 }
 
@@ -752,10 +771,10 @@ func (r *replay) Columns() []string   { return r.inner.Columns() }
 func (r *replay) Close() error        { return r.inner.Close() }
 
 func (r *replay) Next(dest []driver.Value) error {
-	if r.next == len(r.rows) {
+	if r.next == r.count {
 		return r.err
 	}
-	copy(dest, r.rows[r.next])
+	copy(dest, r.values[r.next*r.width:][:r.width])
 	r.next++
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -162,7 +163,9 @@ func attemptedLock(at ledger.Attempt[origin]) Lock {
 
 const (
 	thisPackage  = "github.com/pgadvlock/pgadvlock"
-	callerFrames = 64 // deeper than any ORM seen between a program and its driver
+	nearFrames   = 11 // database/sql puts up to ten between a program and its driver
+	callerFrames = 64 // deeper than any ORM seen between them
+	sitesMax     = 512
 )
 
 // mainModule is the path of the program's main module, "" when the binary does
@@ -174,26 +177,91 @@ var mainModule = sync.OnceValue(func() string {
 	return ""
 })
 
-// callSite finds the caller of the statement that the driver is working on,
-// and whether it was sent through a method of *sql.DB, which takes whichever
-// connection is free.
-func callSite() (caller Caller, pooled bool) {
-	var pcs [callerFrames]uintptr
-	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs[:])])
-	var outside Caller
+// site is where a statement comes from.
+type site struct {
+	caller Caller
+	pooled bool // sent through a method of *sql.DB, which takes whichever connection is free
+	far    bool // the nearest frames do not tell
+}
+
+type stack [callerFrames]uintptr
+
+// callSites finds the places in the program that send statements. It remembers
+// what a stack says, because to look its symbols up takes longer than to walk
+// it. Its memory is bounded: when it is full, it forgets everything and starts
+// again.
+type callSites struct {
+	mu    sync.RWMutex // guards sites
+	sites map[stack]site
+}
+
+// site finds where a plain lock statement comes from, if somebody may want to
+// know later: nobody remembers a release, and one that comes through *sql.DB is
+// the first for which its connection was handed out.
+func (c *Conn) site(st *locksql.Statement) site {
+	first := !c.sent
+	c.sent = true
+	for i := range st.Calls {
+		if first || !st.Calls[i].Func.Release() {
+			return c.connector.sites.find()
+		}
+	}
+	return site{}
+}
+
+// caller is that of the statement being sent.
+func (c *Conn) caller(from site) Caller {
+	if from == (site{}) {
+		from = c.connector.sites.find()
+	}
+	return from.caller
+}
+
+// find leaves out itself and the two of ours that must have called it.
+func (c *callSites) find() site {
+	var pcs stack
+	s := c.read(&pcs, runtime.Callers(4, pcs[:nearFrames]))
+	if s.far {
+		s = c.read(&pcs, runtime.Callers(4, pcs[:]))
+	}
+	return s
+}
+
+func (c *callSites) read(pcs *stack, n int) site {
+	c.mu.RLock()
+	s, ok := c.sites[*pcs]
+	c.mu.RUnlock()
+	if ok {
+		return s
+	}
+	s = readStack(slices.Clone(pcs[:n])) // what CallersFrames gets escapes
+	s.far = s.far && n == nearFrames
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.sites == nil || len(c.sites) >= sitesMax {
+		c.sites = map[stack]site{}
+	}
+	c.sites[*pcs] = s
+	return s
+}
+
+func readStack(pcs []uintptr) (s site) {
+	frames := runtime.CallersFrames(pcs)
 	for {
 		f, more := frames.Next()
 		switch {
 		case ours(f):
 		case inStandardSQL(f):
-			pooled = pooled || ofDB(f.Function)
+			s.pooled = s.pooled || ofDB(f.Function)
 		case inProgram(f.Function):
-			return Caller{f.Function, f.File, f.Line}, pooled
-		case outside == Caller{}:
-			outside = Caller{f.Function, f.File, f.Line}
+			s.caller = Caller{f.Function, f.File, f.Line}
+			return s
+		case s.caller == Caller{}:
+			s.caller = Caller{f.Function, f.File, f.Line}
 		}
 		if !more {
-			return outside, pooled
+			s.far = true
+			return s
 		}
 	}
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/pgadvlock/pgadvlock/internal/ledger"
 	"github.com/pgadvlock/pgadvlock/internal/poolmode"
 )
 
@@ -266,23 +267,23 @@ func leadsTo(ctx context.Context, lookup pgconn.LookupFunc, f *pgconn.FallbackCo
 
 // admitRoad judges a session-level statement by what stands between the
 // connection and its backend, after finding that out.
-func (c *Conn) admitRoad(ctx context.Context, locks []Lock, caller Caller) error {
-	if err := c.admitPooler(ctx, locks, caller); err != nil {
+func (c *Conn) admitRoad(ctx context.Context, attempts []ledger.Attempt[origin], from site) error {
+	if err := c.admitPooler(ctx, attempts, from); err != nil {
 		return err
 	}
 	if c.poolMode() != PoolUnknown || c.pgx == nil && c.connector.saidUnproven.Swap(true) {
 		return nil
 	}
-	return c.object(ctx, RuleUnprovenPooling, locks, caller, c.road())
+	return c.object(ctx, RuleUnprovenPooling, attemptedLocks(attempts), c.caller(from), c.road())
 }
 
 // admitPooler is admitRoad for a statement that is only being prepared.
-func (c *Conn) admitPooler(ctx context.Context, locks []Lock, caller Caller) error {
+func (c *Conn) admitPooler(ctx context.Context, attempts []ledger.Attempt[origin], from site) error {
 	if err := c.askPoolMode(ctx); err != nil {
 		return err
 	}
 	if mode := c.poolMode(); mode == PoolTransaction || mode == PoolStatement {
-		return c.object(ctx, RuleTransactionPooling, locks, caller, c.road())
+		return c.object(ctx, RuleTransactionPooling, attemptedLocks(attempts), c.caller(from), c.road())
 	}
 	return nil
 }

@@ -40,7 +40,7 @@ const (
 
 // IsValid implements driver.Validator.
 func (c *Conn) IsValid() bool {
-	c.judged = true
+	c.judged, c.sent = true, false
 	if !c.armed && c.connector.settings.resetWhen == ResetDirty && c.idle() {
 		return c.validator == nil || c.validator.IsValid()
 	}
@@ -52,7 +52,7 @@ func (c *Conn) IsValid() bool {
 // outside does not forward it.
 func (c *Conn) ResetSession(ctx context.Context) error {
 	hidden := !c.judged
-	c.judged = false
+	c.judged, c.sent = false, false
 	if hidden && (c.armed || c.connector.settings.resetWhen == ResetAlways) {
 		if c.ledger.State() != ledger.Clean {
 			c.report(ctx, RuleReturnHookHidden, c.sessionLocks(), nil)

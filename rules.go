@@ -318,6 +318,7 @@ type discipline struct {
 type levels struct {
 	preset Preset
 	rules  map[Rule]Level // set one by one, over the preset
+	all    map[Rule]Level // what follows from both, for every rule
 }
 
 func (d *discipline) set(change func(*levels)) {
@@ -329,6 +330,10 @@ func (d *discipline) set(change func(*levels)) {
 		maps.Copy(next.rules, now.rules)
 	}
 	change(&next)
+	next.all = make(map[Rule]Level, len(ruleTable))
+	for _, row := range ruleTable {
+		next.all[row.rule] = next.of(row)
+	}
 	d.now.Store(&next)
 }
 
@@ -336,17 +341,18 @@ func (d *discipline) set(change func(*levels)) {
 func (d *discipline) observing() bool { return d.now.Load().preset == PresetObserve }
 
 // level returns how strict the rule is now.
-func (d *discipline) level(r Rule) Level {
-	now := d.now.Load()
-	level, set := now.rules[r]
+func (d *discipline) level(r Rule) Level { return d.now.Load().all[r] }
+
+func (l *levels) of(row ruleRow) Level {
+	level, set := l.rules[row.rule]
 	switch {
 	case set:
-	case now.preset == PresetStrict:
-		level = r.row().strict
+	case l.preset == PresetStrict:
+		level = row.strict
 	default:
-		level = r.row().enforce
+		level = row.enforce
 	}
-	if now.preset == PresetObserve {
+	if l.preset == PresetObserve {
 		level = min(level, LevelWarn)
 	}
 	return level

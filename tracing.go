@@ -93,22 +93,42 @@ type waitSpan struct {
 	reentrant bool
 }
 
-// spanStarts are the start options of a connection's spans, by function. They
-// are made once, so that a lock call allocates nothing for a span that nobody
-// records.
-type spanStarts map[string][]trace.SpanStartOption
+// spanStart is what a span's start depends on, beside the connection. The zero
+// value is that of a statement which is not counted call by call.
+type spanStart struct {
+	call  bool // one call, or the first of several
+	f     locksql.Func
+	space locksql.Space
+	alone bool // there is no other call
+}
 
-func (c *Conn) spanStart(name string) []trace.SpanStartOption {
-	if start, ok := c.starts[name]; ok {
-		return start
+func (s spanStart) name() string {
+	if !s.call {
+		return opaqueSpan
 	}
-	attrs := append(c.serverAttributes(), semconv.DBQuerySummary("SELECT "+name))
-	start := []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(attrs...)}
+	return s.f.String()
+}
+
+// spanOptions are the start options of a connection's spans. They are made
+// once, so that a lock call allocates nothing for a span that nobody records.
+func (c *Conn) spanOptions(s spanStart) []trace.SpanStartOption {
+	if options, ok := c.starts[s]; ok {
+		return options
+	}
+	attrs := append(c.serverAttributes(), semconv.DBQuerySummary("SELECT "+s.name()))
+	if s.alone {
+		l := attemptedLock(ledger.Attempt[origin]{Func: s.f})
+		if s.f != locksql.UnlockAll {
+			attrs = append(attrs, attrKeySpace.String(s.space.String()), attrLockMode.String(l.Mode.String()))
+		}
+		attrs = append(attrs, attrScope.String(l.Scope.String()), attrBlocking.Bool(s.f.Blocking()))
+	}
+	options := []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(attrs...)}
 	if c.starts == nil {
-		c.starts = spanStarts{}
+		c.starts = map[spanStart][]trace.SpanStartOption{}
 	}
-	c.starts[name] = start
-	return start
+	c.starts[s] = options
+	return options
 }
 
 // serverAttributes say which server and database a connection leads to.
@@ -127,32 +147,16 @@ func (c *Conn) serverAttributes() []attribute.KeyValue {
 
 // startWait starts the span of a plain lock statement, named after its first
 // function.
-func (c *Conn) startWait(ctx context.Context, st *locksql.Statement, attempts []ledger.Attempt[origin], query string) (context.Context, waitSpan) {
-	name := st.Calls[0].Func.String()
-	spanCtx, span := c.connector.tracer.Start(ctx, name, c.spanStart(name)...)
-	w := waitSpan{Span: span, conn: c, ctx: ctx, began: time.Now(), attempts: attempts}
-	if !span.IsRecording() {
-		return spanCtx, w
+func (c *Conn) startWait(ctx context.Context, attempts []ledger.Attempt[origin], query string) (context.Context, waitSpan) {
+	first := spanStart{call: true, f: attempts[0].Func, space: attempts[0].Key.Space, alone: len(attempts) == 1}
+	spanCtx, span := c.connector.tracer.Start(ctx, first.name(), c.spanOptions(first)...)
+	w := waitSpan{Span: span, conn: c, ctx: ctx, began: attempts[0].Origin.since, attempts: attempts}
+	if span.IsRecording() {
+		c.setQueryText(span, query)
+		w.reentrant = slices.ContainsFunc(attempts, func(at ledger.Attempt[origin]) bool {
+			return !at.Func.Release() && c.ledger.Count(at) > 0
+		})
 	}
-	c.setQueryText(span, query)
-	var keys, spaces, modes, scopes []string
-	blocking := false
-	for _, at := range attempts {
-		l := attemptedLock(at)
-		blocking = blocking || at.Func.Blocking()
-		if at.Func != locksql.UnlockAll {
-			w.reentrant = w.reentrant || !at.Func.Release() && c.ledger.Count(at) > 0
-			keys = append(keys, l.Key.String())
-			spaces = append(spaces, at.Key.Space.String())
-			modes = append(modes, l.Mode.String())
-		}
-		scopes = append(scopes, l.Scope.String())
-	}
-	setText(span, attrKey, keys)
-	setText(span, attrKeySpace, spaces)
-	setText(span, attrLockMode, modes)
-	setText(span, attrScope, scopes)
-	span.SetAttributes(attrBlocking.Bool(blocking))
 	return spanCtx, w
 }
 
@@ -164,15 +168,39 @@ func (c *Conn) setQueryText(span trace.Span, query string) {
 	}
 }
 
-// setText sets one text, or an array when the statement has several calls.
-func setText(span trace.Span, key attribute.Key, values []string) {
-	switch len(values) {
-	case 0:
+// appendCalls appends what is to be said of the calls and was not said at the
+// start: of several calls all of it, in arrays.
+func (w waitSpan) appendCalls(attrs []attribute.KeyValue) []attribute.KeyValue {
+	switch len(w.attempts) {
+	case 0: // they are not counted
+		return attrs
 	case 1:
-		span.SetAttributes(key.String(values[0]))
-	default:
-		span.SetAttributes(key.StringSlice(values))
+		if at := w.attempts[0]; at.Func != locksql.UnlockAll {
+			attrs = append(attrs, attrKey.String(at.Key.String()))
+		}
+		return attrs
 	}
+	var keys, spaces, modes, scopes []string
+	blocking := false
+	for _, at := range w.attempts {
+		l := attemptedLock(at)
+		blocking = blocking || at.Func.Blocking()
+		if at.Func != locksql.UnlockAll {
+			keys = append(keys, l.Key.String())
+			spaces = append(spaces, at.Key.Space.String())
+			modes = append(modes, l.Mode.String())
+		}
+		scopes = append(scopes, l.Scope.String())
+	}
+	for _, a := range []struct {
+		key    attribute.Key
+		values []string
+	}{{attrKey, keys}, {attrKeySpace, spaces}, {attrLockMode, modes}, {attrScope, scopes}} {
+		if len(a.values) > 0 {
+			attrs = append(attrs, a.key.StringSlice(a.values))
+		}
+	}
+	return append(attrs, attrBlocking.Bool(blocking))
 }
 
 // end ends the span with what the server answered.
@@ -186,13 +214,15 @@ func (w waitSpan) end(answers []ledger.Answer, err error) {
 		w.End()
 		return
 	}
-	outcomes := make([]string, len(w.attempts))
-	for i, at := range w.attempts {
-		outcomes[i] = outcome(at.Func, answers[i])
+	said := attrOutcome.String(outcome(w.attempts[0].Func, answers[0]))
+	if len(answers) > 1 {
+		outcomes := make([]string, len(answers))
+		for i, at := range w.attempts {
+			outcomes[i] = outcome(at.Func, answers[i])
+		}
+		said = attrOutcome.StringSlice(outcomes)
 	}
-	setText(w.Span, attrOutcome, outcomes)
-	w.SetAttributes(attrReentrant.Bool(w.reentrant))
-	w.finish()
+	w.finish(said, attrReentrant.Bool(w.reentrant))
 }
 
 // startHolds starts the spans of the locks that were granted, in the caller's
@@ -210,25 +240,27 @@ func (w waitSpan) startHolds(answers []ledger.Answer) {
 			!at.Func.Session() && !w.conn.inTransaction() {
 			continue
 		}
-		l := attemptedLock(*at)
-		_, at.Origin.hold = w.conn.connector.tracer.Start(w.ctx, holdSpan, trace.WithSpanKind(trace.SpanKindInternal),
-			trace.WithLinks(trace.Link{SpanContext: w.SpanContext()}),
-			trace.WithAttributes(semconv.DBSystemNamePostgreSQL, attrKey.String(l.Key.String()), attrKeySpace.String(at.Key.Space.String()),
-				attrLockMode.String(l.Mode.String()), attrScope.String(l.Scope.String()), attrBackendPID.Int64(int64(w.conn.backendPID.Load())),
-				semconv.CodeFilePath(l.Caller.File), semconv.CodeLineNumber(l.Caller.Line), semconv.CodeFunctionName(l.Caller.Function)))
+		_, at.Origin.hold = w.conn.connector.tracer.Start(w.ctx, holdSpan, holdStart, trace.WithLinks(trace.Link{SpanContext: w.SpanContext()}))
 	}
 }
+
+var holdStart = trace.WithAttributes(semconv.DBSystemNamePostgreSQL) // its kind is INTERNAL, which is the default
 
 // endHold ends the span of a lock that is held no more, and measures it.
 func (c *Conn) endHold(e ledger.Ended[origin]) {
 	c.connector.metrics.held(context.Background(), e)
-	if span := e.Origin.hold; span != nil {
-		span.SetAttributes(attrEnd.String(e.End.String()))
-		if e.End == ledger.Leaked || e.End == ledger.Lost {
-			span.SetStatus(codes.Error, e.End.String())
-		}
-		span.End()
+	span := e.Origin.hold
+	if span == nil {
+		return
 	}
+	l := publicLock(e.Lock)
+	span.SetAttributes(attrKey.String(l.Key.String()), attrKeySpace.String(e.Key.Space.String()), attrLockMode.String(l.Mode.String()), attrScope.String(l.Scope.String()),
+		attrBackendPID.Int64(int64(c.backendPID.Load())), semconv.CodeFilePath(l.Caller.File), semconv.CodeLineNumber(l.Caller.Line), semconv.CodeFunctionName(l.Caller.Function),
+		attrEnd.String(e.End.String()))
+	if e.End == ledger.Leaked || e.End == ledger.Lost {
+		span.SetStatus(codes.Error, e.End.String())
+	}
+	span.End()
 }
 
 // blocked tells the wait's span who holds the lock, and links it to the spans
@@ -250,8 +282,12 @@ func (w waitSpan) blocked(holders []holder) {
 		attrHolderState.StringSlice(states), attrHolderSince.StringSlice(sinces), attrHolderMode.StringSlice(modes)))
 }
 
-func (w waitSpan) finish() {
-	w.SetAttributes(attrBackendPID.Int64(int64(w.conn.backendPID.Load())), attrPoolMode.String(w.conn.poolMode().String()))
+// finish says the rest in one go, which takes the SDK half as long as one by
+// one, and ends the span.
+func (w waitSpan) finish(attrs ...attribute.KeyValue) {
+	const ours = 3 // with one call
+	all := append(make([]attribute.KeyValue, 0, len(attrs)+ours), attrs...)
+	w.SetAttributes(append(w.appendCalls(all), attrBackendPID.Int64(int64(w.conn.backendPID.Load())), attrPoolMode.String(w.conn.poolMode().String()))...)
 	w.End()
 }
 
@@ -260,15 +296,18 @@ func (w waitSpan) refuse(err error) {
 	if w.Span == nil {
 		return
 	}
-	if w.IsRecording() {
-		w.SetAttributes(attrOutcome.String("refused"))
-		var r *RuleError
-		if errors.As(err, &r) {
-			w.SetAttributes(attrRule.String(string(r.Event.Rule)), semconv.ErrorTypeKey.String(string(r.Event.Rule)))
-			w.SetStatus(codes.Error, string(r.Event.Rule))
-		}
+	if !w.IsRecording() {
+		w.End()
+		return
 	}
-	w.finish()
+	attrs := []attribute.KeyValue{attrOutcome.String("refused")}
+	var r *RuleError
+	if errors.As(err, &r) {
+		rule := string(r.Event.Rule)
+		attrs = append(attrs, attrRule.String(rule), semconv.ErrorTypeKey.String(rule))
+		w.SetStatus(codes.Error, rule)
+	}
+	w.finish(attrs...)
 }
 
 // fail ends the span with an error. A PostgreSQL error's text may quote an
@@ -285,19 +324,16 @@ func (w waitSpan) fail(err error) {
 		word = "deadlock"
 	}
 	w.conn.connector.metrics.waited(w.ctx, w.began, w.attempts, func(int) string { return word })
-	if !w.IsRecording() {
+	switch {
+	case !w.IsRecording():
 		w.End()
-		return
-	}
-	w.SetAttributes(attrOutcome.String(word))
-	if state != "" {
-		w.SetAttributes(semconv.DBResponseStatusCode(state), semconv.ErrorTypeKey.String(state))
+	case state != "":
 		w.SetStatus(codes.Error, "SQLSTATE "+state)
-	} else {
-		w.SetAttributes(semconv.ErrorType(err))
+		w.finish(attrOutcome.String(word), semconv.DBResponseStatusCode(state), semconv.ErrorTypeKey.String(state))
+	default:
 		w.SetStatus(codes.Error, word)
+		w.finish(attrOutcome.String(word), semconv.ErrorType(err))
 	}
-	w.finish()
 }
 
 func outcome(f locksql.Func, a ledger.Answer) string {
@@ -320,7 +356,7 @@ func (c *Conn) startOpaque(ctx context.Context, st *locksql.Statement, query str
 	if st.Form == locksql.NoCall {
 		return waitSpan{}
 	}
-	_, span := c.connector.tracer.Start(ctx, opaqueSpan, c.spanStart(opaqueSpan)...)
+	_, span := c.connector.tracer.Start(ctx, opaqueSpan, c.spanOptions(spanStart{})...)
 	if span.IsRecording() {
 		c.setQueryText(span, query)
 	}
@@ -332,9 +368,10 @@ func (w waitSpan) endOpaque(err error) {
 	case w.Span == nil:
 	case err != nil:
 		w.fail(err)
+	case !w.IsRecording():
+		w.End()
 	default:
-		w.SetAttributes(attrOutcome.String("unknown"))
-		w.finish()
+		w.finish(attrOutcome.String("unknown"))
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -38,7 +39,8 @@ type orderSite struct {
 // admitOrder enters the order of a statement's waits in the connector's graph,
 // and objects to one that is the opposite of an earlier one.
 func (c *Conn) admitOrder(ctx context.Context, attempts []ledger.Attempt[origin], caller Caller) error {
-	if c.connector.discipline.level(RuleLockOrder) == LevelOff {
+	acquires := func(at ledger.Attempt[origin]) bool { return !at.Func.Release() }
+	if !slices.ContainsFunc(attempts, acquires) || c.connector.discipline.level(RuleLockOrder) == LevelOff {
 		return nil
 	}
 	var held []lockorder.Lock[locksql.Key, orderSite]
@@ -61,7 +63,9 @@ func (c *Conn) admitOrder(ctx context.Context, attempts []ledger.Attempt[origin]
 				}
 			}
 		}
-		held = append(held, wanted) // of a statement with several calls
+		if len(attempts) > 1 {
+			held = append(held, wanted)
+		}
 	}
 	return nil
 }
@@ -420,56 +424,99 @@ func (c *Conn) holdersOf(at ledger.Attempt[origin]) string {
 	return fmt.Sprintf(sqlHolders, wanted)
 }
 
-// watchWait watches over a wait from beside it: after pgadvlock_blocker_after
-// and pgadvlock_wait_warning it asks who holds the lock. The function that it
-// returns must be called when the wait has ended; nothing runs after it.
-func (c *Conn) watchWait(span waitSpan, caller Caller) (stop func()) {
+// watch watches over a wait from beside it: after pgadvlock_blocker_after and
+// pgadvlock_wait_warning it asks who holds the lock. Until the first of them it
+// is no more than a timer.
+type watch struct {
+	span        waitSpan
+	waited      ledger.Attempt[origin]
+	tell, warn  time.Duration // when the span is told, and when a warning is given; 0: not
+	timer       *time.Timer
+	mu          sync.Mutex         // guards the rest
+	over        bool               // the wait has ended
+	interrupt   context.CancelFunc // ends what runs; nil when nothing does
+	interrupted chan struct{}      // closed when it has ended
+}
+
+// watchWait begins to watch over a wait. It returns nil when there is nothing to
+// do; else stop must be called when the wait has ended.
+func (c *Conn) watchWait(span waitSpan) *watch {
 	i := slices.IndexFunc(span.attempts, func(at ledger.Attempt[origin]) bool { return at.Func.Blocking() })
 	if i < 0 || c.pgx == nil {
-		return func() {}
+		return nil
 	}
-	waited := span.attempts[i]
+	var tell, warn time.Duration
+	if span.IsRecording() {
+		tell = c.connector.settings.blockerAfter
+	}
+	if c.connector.discipline.level(RuleLongWait) > LevelOff {
+		warn = c.connector.settings.waitWarning
+	}
+	if tell == 0 && warn == 0 {
+		return nil
+	}
+	w := &watch{span: span, waited: span.attempts[i], tell: tell, warn: warn}
+	first := min(tell, warn)
+	if first == 0 {
+		first = max(tell, warn)
+	}
+	w.timer = time.AfterFunc(first, w.run)
+	return w
+}
+
+// stop ends the watch. Nothing runs any more when it returns.
+func (w *watch) stop() {
+	if w == nil || w.timer.Stop() {
+		return
+	}
+	w.mu.Lock()
+	w.over = true
+	interrupt, interrupted := w.interrupt, w.interrupted
+	w.mu.Unlock()
+	if interrupt != nil {
+		interrupt()
+		<-interrupted
+	}
+}
+
+func (w *watch) run() {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(w.span.ctx))
+	defer cancel()
+	w.mu.Lock()
+	over := w.over
+	w.interrupt, w.interrupted = cancel, make(chan struct{})
+	w.mu.Unlock()
+	defer close(w.interrupted)
+	if over {
+		return
+	}
 	type step struct {
 		after time.Duration
 		do    func(context.Context)
 	}
-	var steps []step
-	s := c.connector.settings
-	if s.blockerAfter > 0 && span.IsRecording() {
-		steps = append(steps, step{s.blockerAfter, func(ctx context.Context) {
-			if holders, err := c.holders(ctx, waited); err == nil && ctx.Err() == nil {
-				span.blocked(holders)
-			}
-		}})
-	}
-	if s.waitWarning > 0 && c.connector.discipline.level(RuleLongWait) > LevelOff {
-		steps = append(steps, step{s.waitWarning, func(ctx context.Context) {
-			holders, err := c.holders(ctx, waited)
-			if ctx.Err() == nil {
-				_ = c.object(ctx, RuleLongWait, []Lock{attemptedLock(waited)}, caller, heldBy(holders, err)) // nobody to refuse
-			}
-		}})
-	}
-	if len(steps) == 0 {
-		return func() {}
-	}
-	slices.SortFunc(steps, func(a, b step) int { return cmp.Compare(a.after, b.after) })
-	ctx, cancel := context.WithCancel(context.WithoutCancel(span.ctx))
-	done := make(chan struct{})
-	timer := time.AfterFunc(steps[0].after, func() {
-		defer close(done)
-		for _, step := range steps {
-			if !sleepUntil(ctx, span.began.Add(step.after)) {
-				return
-			}
-			step.do(ctx)
+	steps := []step{{w.tell, w.tellSpan}, {w.warn, w.warnOfIt}}
+	slices.SortStableFunc(steps, func(a, b step) int { return cmp.Compare(a.after, b.after) })
+	for _, s := range steps {
+		if s.after == 0 {
+			continue
 		}
-	})
-	return func() {
-		cancel()
-		if !timer.Stop() {
-			<-done
+		if !sleepUntil(ctx, w.span.began.Add(s.after)) {
+			return
 		}
+		s.do(ctx)
+	}
+}
+
+func (w *watch) tellSpan(ctx context.Context) {
+	if holders, err := w.span.conn.holders(ctx, w.waited); err == nil && ctx.Err() == nil {
+		w.span.blocked(holders)
+	}
+}
+
+func (w *watch) warnOfIt(ctx context.Context) {
+	holders, err := w.span.conn.holders(ctx, w.waited)
+	if ctx.Err() == nil {
+		_ = w.span.conn.object(ctx, RuleLongWait, []Lock{attemptedLock(w.waited)}, w.waited.Origin.caller, heldBy(holders, err)) // nobody to refuse
 	}
 }
 

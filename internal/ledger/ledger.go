@@ -98,7 +98,9 @@ type Ledger[Origin any] struct {
 	tainted bool
 	escaped bool
 
-	ended []Ended[Origin] // not fetched by Settled yet
+	ended   []Ended[Origin] // not fetched by Settled yet
+	fetched []Ended[Origin] // what Settled returned last
+	spare   *line[Origin]   // one that is not in use, for the next lock
 
 	cursor   bool                // a DECLAREd cursor may still take locks, at FETCH or COMMIT
 	prepared map[string]struct{} // PREPAREd statements with a session-level call in them
@@ -129,7 +131,11 @@ func (l *Ledger[O]) add(at Attempt[O]) {
 		old.Count++
 		return
 	}
-	n := &line[O]{
+	n := l.spare
+	if l.spare = nil; n == nil {
+		n = new(line[O])
+	}
+	*n = line[O]{
 		Lock:  Lock[O]{Key: at.Key, Share: k.share, Xact: k.xact, Count: 1, Origin: at.Origin},
 		older: l.newest,
 	}
@@ -151,13 +157,16 @@ func (l *Ledger[O]) add(at Attempt[O]) {
 // remove takes one count away; false when there is none.
 func (l *Ledger[O]) remove(k id, end End) bool {
 	n := l.lines[k]
-	if n == nil {
-		return false
+	if n != nil {
+		l.removeFrom(n, k, end)
 	}
+	return n != nil
+}
+
+func (l *Ledger[O]) removeFrom(n *line[O], k id, end End) {
 	if n.Count--; n.Count == 0 {
 		l.drop(k, n, end)
 	}
-	return true
 }
 
 func (l *Ledger[O]) drop(k id, n *line[O], end End) {
@@ -176,11 +185,13 @@ func (l *Ledger[O]) drop(k id, n *line[O], end End) {
 	if k.xact {
 		l.xacts--
 	}
+	n.Lock = Lock[O]{} // of what it refers to nothing is kept
+	l.spare = n
 }
 
 // dropAll drops the lines of one scope.
 func (l *Ledger[O]) dropAll(xact bool, end End) {
-	for n := l.oldest; n != nil; n = n.newer {
+	for n := l.oldest; n != nil; n = n.newer { // drop leaves newer as it is
 		if n.Xact == xact {
 			l.drop(id{n.Key, n.Share, n.Xact}, n, end)
 		}
@@ -208,14 +219,19 @@ func (l *Ledger[O]) state() State {
 
 // Settled returns what the driver needs after it has written to the ledger:
 // whether the connection is armed, and the locks that have ended since the
-// last time. While it is armed the driver must look at every statement,
+// last time, which are good until the next. While it is armed the driver must look at every statement,
 // because some change what is held without naming a lock function: transaction
 // control, EXECUTE, DISCARD.
 func (l *Ledger[O]) Settled() (armed bool, ended []Ended[O]) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	ended, l.ended = l.ended, nil
-	return l.state() != Clean || l.xacts > 0 || len(l.prepared) > 0 || l.cursor, ended
+	clear(l.fetched)
+	const few = 16 // more of them are not worth the memory
+	if cap(l.fetched) > few {
+		l.fetched = nil
+	}
+	l.ended, l.fetched = l.fetched[:0], l.ended
+	return l.state() != Clean || l.xacts > 0 || len(l.prepared) > 0 || l.cursor, l.fetched
 }
 
 // Held returns the locks in the ledger, oldest first.
@@ -283,7 +299,15 @@ func (l *Ledger[O]) Send(attempts []Attempt[O]) {
 func (l *Ledger[O]) Interrupted() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.pending, l.waiting, l.tainted = false, nil, true
+	l.tainted = true
+	l.answered()
+}
+
+// answered ends what Send began.
+func (l *Ledger[O]) answered() {
+	l.pending = false
+	clear(l.waiting)
+	l.waiting = l.waiting[:0]
 }
 
 // Unsent takes a Send back: the statement never left, or the server refused
@@ -291,7 +315,7 @@ func (l *Ledger[O]) Interrupted() {
 func (l *Ledger[O]) Unsent() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.pending, l.waiting = false, nil
+	l.answered()
 }
 
 // Settle enters what the server answered to the attempts of the last Send, in
@@ -300,7 +324,7 @@ func (l *Ledger[O]) Unsent() {
 func (l *Ledger[O]) Settle(attempts []Attempt[O], answers []Answer, inTransaction bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.pending, l.waiting = false, nil
+	l.answered()
 	for i, at := range attempts {
 		l.settle(at, answers[i], inTransaction, len(attempts) == 1)
 	}
@@ -319,8 +343,12 @@ func (l *Ledger[O]) settle(at Attempt[O], answer Answer, inTransaction, alone bo
 	case f.Release():
 		// A release that contradicts the account: the account is wrong, for
 		// instance because one key was spelled in two ways.
-		known := l.lines[at.id()] != nil
-		if answer == Yes && !l.remove(at.id(), Unlocked) || answer == No && known {
+		k := at.id()
+		known := l.lines[k]
+		switch {
+		case answer == Yes && known != nil:
+			l.removeFrom(known, k, Unlocked)
+		case answer == Yes, answer == No && known != nil:
 			l.tainted = true
 		}
 	case answer != Yes:
@@ -525,6 +553,7 @@ func (l *Ledger[O]) Returned(end End) {
 	defer l.mu.Unlock()
 	l.endTransaction()
 	l.dropAll(false, end)
-	l.pending, l.waiting, l.doubts = false, nil, nil
+	l.answered()
+	l.doubts = nil
 	l.tainted, l.escaped, l.cursor = false, false, false
 }
