@@ -413,7 +413,7 @@ func (c *Conn) Prepare(query string) (driver.Stmt, error) {
 // PrepareContext implements driver.ConnPrepareContext. A statement that has
 // nothing to do with locks is the inner driver's own.
 func (c *Conn) PrepareContext(ctx context.Context, query string) (driver.Stmt, error) {
-	if c.fast(query) && !mayStep(query) && !c.onlyPrepares {
+	if !c.armed && !mayStep(query) && !c.onlyPrepares && !(c.lent && bare(query)) && !c.connector.recognizer.Mentions(query) {
 		return c.preparer.PrepareContext(ctx, query)
 	}
 	st := c.parse(query)

@@ -279,6 +279,18 @@ func (p *program) run(t *rapid.T) {
 			c := drawConn(t)
 			_ = p.exec(t, c, fmt.Sprintf("SELECT pg_advisory_unlock%s(%s)", shared(t), sessionKey(t, c, rapid.Bool().Draw(t, "own")).sql))
 		},
+		"many": func(t *rapid.T) { // more than are looked through one by one
+			c := drawConn(t)
+			calls := make([]string, rapid.IntRange(1, 12).Draw(t, "calls"))
+			for i := range calls {
+				calls[i] = fmt.Sprintf("pg_advisory_lock%s(%d)", shared(t), 40+20*c+i)
+			}
+			_ = p.exec(t, c, "SELECT "+strings.Join(calls, ", "))
+		},
+		"one of many": func(t *rapid.T) {
+			c := drawConn(t)
+			_ = p.exec(t, c, fmt.Sprintf("SELECT pg_advisory_unlock%s(%d)", shared(t), 40+20*c+rapid.IntRange(0, 11).Draw(t, "key")))
+		},
 		"release all": func(t *rapid.T) { _ = p.exec(t, drawConn(t), "SELECT pg_advisory_unlock_all()") },
 		"transaction lock": func(t *rapid.T) {
 			c := drawConn(t)

@@ -163,7 +163,6 @@ func attemptedLock(at ledger.Attempt[origin]) Lock {
 
 const (
 	thisPackage  = "github.com/pgadvlock/pgadvlock"
-	nearFrames   = 11 // database/sql puts up to ten between a program and its driver
 	callerFrames = 64 // deeper than any ORM seen between them
 	sitesMax     = 512
 )
@@ -218,16 +217,22 @@ func (c *Conn) caller(from site) Caller {
 }
 
 // find leaves out itself and the two of ours that must have called it.
-func (c *callSites) find() site {
+func (c *callSites) find() (s site) {
 	var pcs stack
-	s := c.read(&pcs, runtime.Callers(4, pcs[:nearFrames]))
-	if s.far {
-		s = c.read(&pcs, runtime.Callers(4, pcs[:]))
+	// database/sql puts six frames between a program's *sql.Conn or *sql.Tx and
+	// its driver, ten after a *sql.DB; what else is there, nobody knows.
+	for _, depth := range [...]int{7, 11, 22, len(pcs)} {
+		s = c.read(&pcs, runtime.Callers(4, pcs[:depth]), depth)
+		if !s.far {
+			break
+		}
 	}
 	return s
 }
 
-func (c *callSites) read(pcs *stack, n int) site {
+// read reads a stack of n frames, of which there may be more if that is all that
+// was asked for.
+func (c *callSites) read(pcs *stack, n, asked int) site {
 	c.mu.RLock()
 	s, ok := c.sites[*pcs]
 	c.mu.RUnlock()
@@ -235,7 +240,7 @@ func (c *callSites) read(pcs *stack, n int) site {
 		return s
 	}
 	s = readStack(slices.Clone(pcs[:n])) // what CallersFrames gets escapes
-	s.far = s.far && n == nearFrames
+	s.far = s.far && n == asked && asked < len(pcs)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.sites == nil || len(c.sites) >= sitesMax {

@@ -86,9 +86,10 @@ type Ended[Origin any] struct {
 type Ledger[Origin any] struct {
 	mu sync.Mutex // guards all below
 
-	lines          map[id]*line[Origin]
-	oldest, newest *line[Origin] // the lines in the order of their first acquire
-	xacts          int           // lines of transaction locks
+	oldest, newest *line[Origin]        // the lines in the order of their first acquire
+	count          int                  // of them
+	xacts          int                  // of those of transaction locks
+	index          map[id]*line[Origin] // of all lines; nil while they are few
 	marks          []savepoint
 	trail          []id // transaction locks in the order taken, for ROLLBACK TO
 
@@ -125,9 +126,24 @@ type savepoint struct {
 	taken int // length of the trail when it was set
 }
 
+// few is how many lines are looked through faster than they are looked up.
+const few = 8
+
+// line returns the line of a lock that is held; nil otherwise.
+func (l *Ledger[O]) line(k id) *line[O] {
+	if l.index != nil {
+		return l.index[k]
+	}
+	n := l.newest
+	for n != nil && (n.Key != k.key || n.Share != k.share || n.Xact != k.xact) {
+		n = n.older
+	}
+	return n
+}
+
 func (l *Ledger[O]) add(at Attempt[O]) {
 	k := at.id()
-	if old := l.lines[k]; old != nil {
+	if old := l.line(k); old != nil {
 		old.Count++
 		return
 	}
@@ -139,10 +155,6 @@ func (l *Ledger[O]) add(at Attempt[O]) {
 		Lock:  Lock[O]{Key: at.Key, Share: k.share, Xact: k.xact, Count: 1, Origin: at.Origin},
 		older: l.newest,
 	}
-	if l.lines == nil {
-		l.lines = make(map[id]*line[O])
-	}
-	l.lines[k] = n
 	if l.newest == nil {
 		l.oldest = n
 	} else {
@@ -152,11 +164,20 @@ func (l *Ledger[O]) add(at Attempt[O]) {
 	if k.xact {
 		l.xacts++
 	}
+	switch l.count++; {
+	case l.index != nil:
+		l.index[k] = n
+	case l.count > few:
+		l.index = make(map[id]*line[O])
+		for n := l.oldest; n != nil; n = n.newer {
+			l.index[id{n.Key, n.Share, n.Xact}] = n
+		}
+	}
 }
 
 // remove takes one count away; false when there is none.
 func (l *Ledger[O]) remove(k id, end End) bool {
-	n := l.lines[k]
+	n := l.line(k)
 	if n != nil {
 		l.removeFrom(n, k, end)
 	}
@@ -171,7 +192,8 @@ func (l *Ledger[O]) removeFrom(n *line[O], k id, end End) {
 
 func (l *Ledger[O]) drop(k id, n *line[O], end End) {
 	l.ended = append(l.ended, Ended[O]{n.Lock, end})
-	delete(l.lines, k)
+	l.count--
+	delete(l.index, k)
 	if n.older == nil {
 		l.oldest = n.newer
 	} else {
@@ -211,7 +233,7 @@ func (l *Ledger[O]) state() State {
 		return Tainted
 	case l.escaped:
 		return Escaped
-	case len(l.lines) > l.xacts:
+	case l.count > l.xacts:
 		return Exact
 	}
 	return Clean
@@ -226,7 +248,6 @@ func (l *Ledger[O]) Settled() (armed bool, ended []Ended[O]) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	clear(l.fetched)
-	const few = 16 // more of them are not worth the memory
 	if cap(l.fetched) > few {
 		l.fetched = nil
 	}
@@ -275,7 +296,7 @@ func (l *Ledger[O]) Snapshot() (State, []Lock[O], []Attempt[O]) {
 func (l *Ledger[O]) Count(at Attempt[O]) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if n := l.lines[at.id()]; n != nil {
+	if n := l.line(at.id()); n != nil {
 		return n.Count
 	}
 	return 0
@@ -344,7 +365,7 @@ func (l *Ledger[O]) settle(at Attempt[O], answer Answer, inTransaction, alone bo
 		// A release that contradicts the account: the account is wrong, for
 		// instance because one key was spelled in two ways.
 		k := at.id()
-		known := l.lines[k]
+		known := l.line(k)
 		switch {
 		case answer == Yes && known != nil:
 			l.removeFrom(known, k, Unlocked)
@@ -373,7 +394,7 @@ func (l *Ledger[O]) doubt(at Attempt[O], alone bool) {
 		return
 	}
 	known := at.Key.Kind == locksql.KeyNumber || at.Key.Kind == locksql.KeyExpression
-	if alone && known && at.Func.Blocking() && l.lines[at.id()] == nil && !l.doubted(at) && !l.tainted && !l.escaped {
+	if alone && known && at.Func.Blocking() && l.line(at.id()) == nil && !l.doubted(at) && !l.tainted && !l.escaped {
 		l.doubts = append(l.doubts, at)
 		return
 	}
