@@ -8,6 +8,7 @@ import (
 	"database/sql/driver"
 	"errors"
 	"log/slog"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -488,6 +489,35 @@ func TestUnlockNotHeld(t *testing.T) {
 }
 
 // A lock on a connection that is still in use is nobody's business.
+// Where a release comes from is found out only when somebody asks, and what the
+// stack says is remembered; the caller is named all the same.
+func TestReleasesNameTheirCaller(t *testing.T) {
+	t.Parallel()
+	b := setUp(t)
+	conn := mustConn(t, b.db)
+	for range 2 {
+		mustExec(t, conn, "SELECT pg_advisory_lock(1)")
+		_, _, line, _ := runtime.Caller(0)
+		_, err := conn.ExecContext(ctxFor(t), "SELECT pg_advisory_unlock(2)")
+		must(t, err)
+		events := b.rec.of(pgadvlock.RuleUnlockNotHeld)
+		e := events[len(events)-1]
+		if e.Caller.Line != line+1 || !strings.HasSuffix(e.Caller.Function, ".TestReleasesNameTheirCaller") || e.Locks[0].Caller != e.Caller {
+			t.Errorf("line %d: %v, %v", line+1, e.Caller, e.Locks)
+		}
+	}
+	must(t, conn.Close())
+
+	for range 2 { // on the connection that has sent releases before
+		if err := b.db.QueryRowContext(ctxFor(t), "SELECT pg_advisory_unlock(3)").Err(); !errors.Is(err, pgadvlock.RulePooledSessionLock) {
+			t.Errorf("%v", err)
+		}
+		if _, err := b.db.Exec("SELECT pg_advisory_unlock_all()"); !errors.Is(err, pgadvlock.RulePooledSessionLock) {
+			t.Errorf("%v", err)
+		}
+	}
+}
+
 func TestHeldLocksAreLeftAlone(t *testing.T) {
 	b := setUp(t)
 	conn := mustConn(t, b.db)

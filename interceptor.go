@@ -390,7 +390,8 @@ func (c *Conn) admit(ctx context.Context, e evidence, from site) error {
 		if c.connector.discipline.level(r) == LevelOff {
 			continue
 		}
-		if err := c.object(ctx, r, attemptedLocks(e.attempts), c.caller(from), nil); err != nil {
+		caller := c.caller(from)
+		if err := c.object(ctx, r, attemptedLocks(e.attempts, caller), caller, nil); err != nil {
 			return err
 		}
 	}
@@ -400,10 +401,11 @@ func (c *Conn) admit(ctx context.Context, e evidence, from site) error {
 	return c.admitRoad(ctx, e.attempts, from)
 }
 
-func attemptedLocks(attempts []ledger.Attempt[origin]) []Lock {
+func attemptedLocks(attempts []ledger.Attempt[origin], caller Caller) []Lock {
 	locks := make([]Lock, len(attempts))
 	for i, at := range attempts {
 		locks[i] = attemptedLock(at)
+		locks[i].Caller = caller
 	}
 	return locks
 }
@@ -413,8 +415,9 @@ func attemptedLocks(attempts []ledger.Attempt[origin]) []Lock {
 func (c *Conn) judgeAnswers(ctx context.Context, attempts []ledger.Attempt[origin], answers []ledger.Answer, from site) error {
 	for i, at := range attempts {
 		if at.Func.Release() && answers[i] == ledger.No {
-			locks := append([]Lock{attemptedLock(at)}, c.sessionLocks()...)
-			if err := c.object(ctx, RuleUnlockNotHeld, locks, c.caller(from), nil); err != nil {
+			caller := c.caller(from)
+			locks := append(attemptedLocks(attempts[i:i+1], caller), c.sessionLocks()...)
+			if err := c.object(ctx, RuleUnlockNotHeld, locks, caller, nil); err != nil {
 				return err
 			}
 		}
@@ -500,7 +503,7 @@ func (c *Conn) admitOpaque(ctx context.Context, st *locksql.Statement, session b
 	from := c.connector.sites.find()
 	written := c.written(st)
 	for _, r := range (evidence{statement: st}).judge() {
-		if err := c.object(ctx, r, attemptedLocks(written), from.caller, nil); err != nil {
+		if err := c.object(ctx, r, attemptedLocks(written, from.caller), from.caller, nil); err != nil {
 			return err
 		}
 	}

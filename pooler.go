@@ -274,7 +274,8 @@ func (c *Conn) admitRoad(ctx context.Context, attempts []ledger.Attempt[origin],
 	if c.poolMode() != PoolUnknown || c.pgx == nil && c.connector.saidUnproven.Swap(true) {
 		return nil
 	}
-	return c.object(ctx, RuleUnprovenPooling, attemptedLocks(attempts), c.caller(from), c.road())
+	caller := c.caller(from)
+	return c.object(ctx, RuleUnprovenPooling, attemptedLocks(attempts, caller), caller, c.road())
 }
 
 // admitPooler is admitRoad for a statement that is only being prepared.
@@ -283,7 +284,8 @@ func (c *Conn) admitPooler(ctx context.Context, attempts []ledger.Attempt[origin
 		return err
 	}
 	if mode := c.poolMode(); mode == PoolTransaction || mode == PoolStatement {
-		return c.object(ctx, RuleTransactionPooling, attemptedLocks(attempts), c.caller(from), c.road())
+		caller := c.caller(from)
+		return c.object(ctx, RuleTransactionPooling, attemptedLocks(attempts, caller), caller, c.road())
 	}
 	return nil
 }
