@@ -1,6 +1,6 @@
 FUZZTIME ?= 60s
 
-.PHONY: help setup demo test check lint fuzz test-matrix test-pgx jaeger test-jaeger
+.PHONY: help setup demo test check lint fuzz test-matrix test-pgx jaeger test-jaeger bench bench-short
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -44,8 +44,6 @@ jaeger: setup ## see the traces of three pods in Jaeger, which it builds once (m
 
 test-jaeger: setup ## the examples' tests, against that Jaeger
 	cd examples && ../scripts/jaeger go test -count=1 ./...
-
-.PHONY: bench bench-short
 
 bench: setup ## what it costs, beside pgx and others: seven minutes, on a machine with nothing else to do
 	cd bench && go build -o bench . && ./bench -md ../BENCHMARKS.md -plots ../docs
