@@ -263,9 +263,9 @@ type Conn struct {
 	pgx       *pgx.Conn // nil when inner is not pgx's
 	connector *Connector
 	ledger    ledger.Ledger[origin]
-	lock      *interceptor                          // the lock lane; nil until the first plain lock statement
-	starts    map[spanStart][]trace.SpanStartOption // nil until the first span
-	room      []ledger.Attempt[origin]              // for those of the next plain lock statement
+	lock      *interceptor                       // the lock lane; nil until the first plain lock statement
+	starts    map[string][]trace.SpanStartOption // nil until the first span
+	room      []ledger.Attempt[origin]           // for those of the next plain lock statement
 
 	// armed is ledger.Armed(), kept here because the fast lane reads it for
 	// every statement.

@@ -147,14 +147,21 @@ type origin struct {
 }
 
 func publicLock(l ledger.Lock[origin]) Lock {
-	lock := Lock{Key: publicKey(l.Key), Count: l.Count, Since: l.Origin.since, Caller: l.Origin.caller}
-	if l.Share {
-		lock.Mode = ShareLock
+	return Lock{Key: publicKey(l.Key), Mode: modeOf(l.Share), Scope: scopeOf(l.Xact), Count: l.Count, Since: l.Origin.since, Caller: l.Origin.caller}
+}
+
+func modeOf(share bool) LockMode {
+	if share {
+		return ShareLock
 	}
-	if l.Xact {
-		lock.Scope = ScopeTransaction
+	return ExclusiveLock
+}
+
+func scopeOf(xact bool) Scope {
+	if xact {
+		return ScopeTransaction
 	}
-	return lock
+	return ScopeSession
 }
 
 func attemptedLock(at ledger.Attempt[origin]) Lock {

@@ -85,8 +85,7 @@ func newMetrics(c *Connector) (*metrics, error) {
 			}
 		}
 		for kind, n := range heldBy {
-			lock := publicLock(ledger.Lock[origin]{Share: kind.Share, Xact: kind.Xact})
-			o.ObserveInt64(held, n, where, metric.WithAttributes(attrLockMode.String(lock.Mode.String()), attrScope.String(lock.Scope.String())))
+			o.ObserveInt64(held, n, where, metric.WithAttributes(attrLockMode.String(modeOf(kind.Share).String()), attrScope.String(scopeOf(kind.Xact).String())))
 		}
 		for mode, n := range modes {
 			o.ObserveInt64(connections, n, where, metric.WithAttributes(attrPoolMode.String(mode.String())))
@@ -117,9 +116,8 @@ func (m *metrics) waited(ctx context.Context, began time.Time, attempts []ledger
 	seconds := time.Since(began).Seconds()
 	for i, at := range attempts {
 		if at.Func.Blocking() {
-			l := attemptedLock(at)
 			m.wait.Record(ctx, seconds, metric.WithAttributeSet(*m.where.Load()), metric.WithAttributes(
-				attrOutcome.String(outcome(i)), attrLockMode.String(l.Mode.String()), attrScope.String(l.Scope.String())))
+				attrOutcome.String(outcome(i)), attrLockMode.String(modeOf(at.Func.Share()).String()), attrScope.String(scopeOf(!at.Func.Session()).String())))
 		}
 	}
 }
@@ -129,9 +127,8 @@ func (m *metrics) held(ctx context.Context, e ledger.Ended[origin]) {
 	if !m.hold.Enabled(ctx) {
 		return
 	}
-	l := publicLock(e.Lock)
-	m.hold.Record(ctx, time.Since(l.Since).Seconds(), metric.WithAttributeSet(*m.where.Load()), metric.WithAttributes(
-		attrEnd.String(e.End.String()), attrLockMode.String(l.Mode.String()), attrScope.String(l.Scope.String())))
+	m.hold.Record(ctx, time.Since(e.Origin.since).Seconds(), metric.WithAttributeSet(*m.where.Load()), metric.WithAttributes(
+		attrEnd.String(e.End.String()), attrLockMode.String(modeOf(e.Share).String()), attrScope.String(scopeOf(e.Xact).String())))
 }
 
 func (m *metrics) found(ctx context.Context, e Event) {

@@ -370,18 +370,14 @@ func (c *Conn) explain(rows [][]string) []Lock {
 
 // lockOfRow reads classid, objid, objsubid and mode as the manual's description
 // of pg_locks says: objsubid 1 is a bigint in two halves, 2 is two ints.
-func lockOfRow(row []string) (l Lock) {
+func lockOfRow(row []string) Lock {
 	high, _ := strconv.ParseUint(row[0], 10, 32) // oid columns: always in range
 	low, _ := strconv.ParseUint(row[1], 10, 32)
 	key := locksql.Key{Kind: locksql.KeyNumber, Bigint: int64(high<<32 | low)}
 	if row[2] == "2" {
 		key = locksql.Key{Space: locksql.Pair, Kind: locksql.KeyNumber, Pair: [2]int32{int32(high), int32(low)}}
 	}
-	l.Key = publicKey(key)
-	if row[3] == "ShareLock" {
-		l.Mode = ShareLock
-	}
-	return l
+	return Lock{Key: publicKey(key), Mode: modeOf(row[3] == "ShareLock")}
 }
 
 // report is object for a rule that has nobody to refuse.

@@ -93,41 +93,18 @@ type waitSpan struct {
 	reentrant bool
 }
 
-// spanStart is what a span's start depends on, beside the connection. The zero
-// value is that of a statement which is not counted call by call.
-type spanStart struct {
-	call  bool // one call, or the first of several
-	f     locksql.Func
-	space locksql.Space
-	alone bool // there is no other call
-}
-
-func (s spanStart) name() string {
-	if !s.call {
-		return opaqueSpan
-	}
-	return s.f.String()
-}
-
-// spanOptions are the start options of a connection's spans. They are made
-// once, so that a lock call allocates nothing for a span that nobody records.
-func (c *Conn) spanOptions(s spanStart) []trace.SpanStartOption {
-	if options, ok := c.starts[s]; ok {
+// spanOptions are the start options of a connection's spans of a name. They are
+// made once, so that a lock call allocates nothing for a span that nobody records.
+func (c *Conn) spanOptions(name string) []trace.SpanStartOption {
+	if options, ok := c.starts[name]; ok {
 		return options
 	}
-	attrs := append(c.serverAttributes(), semconv.DBQuerySummary("SELECT "+s.name()))
-	if s.alone {
-		l := attemptedLock(ledger.Attempt[origin]{Func: s.f})
-		if s.f != locksql.UnlockAll {
-			attrs = append(attrs, attrKeySpace.String(s.space.String()), attrLockMode.String(l.Mode.String()))
-		}
-		attrs = append(attrs, attrScope.String(l.Scope.String()), attrBlocking.Bool(s.f.Blocking()))
-	}
+	attrs := append(c.serverAttributes(), semconv.DBQuerySummary("SELECT "+name))
 	options := []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(attrs...)}
 	if c.starts == nil {
-		c.starts = map[spanStart][]trace.SpanStartOption{}
+		c.starts = map[string][]trace.SpanStartOption{}
 	}
-	c.starts[s] = options
+	c.starts[name] = options
 	return options
 }
 
@@ -148,8 +125,8 @@ func (c *Conn) serverAttributes() []attribute.KeyValue {
 // startWait starts the span of a plain lock statement, named after its first
 // function.
 func (c *Conn) startWait(ctx context.Context, attempts []ledger.Attempt[origin], query string) (context.Context, waitSpan) {
-	first := spanStart{call: true, f: attempts[0].Func, space: attempts[0].Key.Space, alone: len(attempts) == 1}
-	spanCtx, span := c.connector.tracer.Start(ctx, first.name(), c.spanOptions(first)...)
+	name := attempts[0].Func.String()
+	spanCtx, span := c.connector.tracer.Start(ctx, name, c.spanOptions(name)...)
 	w := waitSpan{Span: span, conn: c, ctx: ctx, began: attempts[0].Origin.since, attempts: attempts}
 	if span.IsRecording() {
 		c.setQueryText(span, query)
@@ -168,39 +145,33 @@ func (c *Conn) setQueryText(span trace.Span, query string) {
 	}
 }
 
-// appendCalls appends what is to be said of the calls and was not said at the
-// start: of several calls all of it, in arrays.
+// appendCalls appends what is to be said of the calls: of several in arrays.
 func (w waitSpan) appendCalls(attrs []attribute.KeyValue) []attribute.KeyValue {
 	switch len(w.attempts) {
 	case 0: // they are not counted
 		return attrs
 	case 1:
-		if at := w.attempts[0]; at.Func != locksql.UnlockAll {
-			attrs = append(attrs, attrKey.String(at.Key.String()))
+		at := w.attempts[0]
+		if at.Func != locksql.UnlockAll {
+			attrs = append(attrs, attrKey.String(at.Key.String()), attrKeySpace.String(at.Key.Space.String()), attrLockMode.String(modeOf(at.Func.Share()).String()))
 		}
-		return attrs
+		return append(attrs, attrScope.String(scopeOf(!at.Func.Session()).String()), attrBlocking.Bool(at.Func.Blocking()))
 	}
 	var keys, spaces, modes, scopes []string
 	blocking := false
 	for _, at := range w.attempts {
-		l := attemptedLock(at)
 		blocking = blocking || at.Func.Blocking()
 		if at.Func != locksql.UnlockAll {
-			keys = append(keys, l.Key.String())
+			keys = append(keys, at.Key.String())
 			spaces = append(spaces, at.Key.Space.String())
-			modes = append(modes, l.Mode.String())
+			modes = append(modes, modeOf(at.Func.Share()).String())
 		}
-		scopes = append(scopes, l.Scope.String())
+		scopes = append(scopes, scopeOf(!at.Func.Session()).String())
 	}
-	for _, a := range []struct {
-		key    attribute.Key
-		values []string
-	}{{attrKey, keys}, {attrKeySpace, spaces}, {attrLockMode, modes}, {attrScope, scopes}} {
-		if len(a.values) > 0 {
-			attrs = append(attrs, a.key.StringSlice(a.values))
-		}
+	if len(keys) > 0 {
+		attrs = append(attrs, attrKey.StringSlice(keys), attrKeySpace.StringSlice(spaces), attrLockMode.StringSlice(modes))
 	}
-	return append(attrs, attrBlocking.Bool(blocking))
+	return append(attrs, attrScope.StringSlice(scopes), attrBlocking.Bool(blocking))
 }
 
 // end ends the span with what the server answered.
@@ -240,11 +211,9 @@ func (w waitSpan) startHolds(answers []ledger.Answer) {
 			!at.Func.Session() && !w.conn.inTransaction() {
 			continue
 		}
-		_, at.Origin.hold = w.conn.connector.tracer.Start(w.ctx, holdSpan, holdStart, trace.WithLinks(trace.Link{SpanContext: w.SpanContext()}))
+		_, at.Origin.hold = w.conn.connector.tracer.Start(w.ctx, holdSpan, trace.WithLinks(trace.Link{SpanContext: w.SpanContext()})) // INTERNAL is the default
 	}
 }
-
-var holdStart = trace.WithAttributes(semconv.DBSystemNamePostgreSQL) // its kind is INTERNAL, which is the default
 
 // endHold ends the span of a lock that is held no more, and measures it.
 func (c *Conn) endHold(e ledger.Ended[origin]) {
@@ -254,7 +223,7 @@ func (c *Conn) endHold(e ledger.Ended[origin]) {
 		return
 	}
 	l := publicLock(e.Lock)
-	span.SetAttributes(attrKey.String(l.Key.String()), attrKeySpace.String(e.Key.Space.String()), attrLockMode.String(l.Mode.String()), attrScope.String(l.Scope.String()),
+	span.SetAttributes(semconv.DBSystemNamePostgreSQL, attrKey.String(l.Key.String()), attrKeySpace.String(e.Key.Space.String()), attrLockMode.String(l.Mode.String()), attrScope.String(l.Scope.String()),
 		attrBackendPID.Int64(int64(c.backendPID.Load())), semconv.CodeFilePath(l.Caller.File), semconv.CodeLineNumber(l.Caller.Line), semconv.CodeFunctionName(l.Caller.Function),
 		attrEnd.String(e.End.String()))
 	if e.End == ledger.Leaked || e.End == ledger.Lost {
@@ -285,7 +254,7 @@ func (w waitSpan) blocked(holders []holder) {
 // finish says the rest in one go, which takes the SDK half as long as one by
 // one, and ends the span.
 func (w waitSpan) finish(attrs ...attribute.KeyValue) {
-	const ours = 3 // with one call
+	const ours = 7 // of one call
 	all := append(make([]attribute.KeyValue, 0, len(attrs)+ours), attrs...)
 	w.SetAttributes(append(w.appendCalls(all), attrBackendPID.Int64(int64(w.conn.backendPID.Load())), attrPoolMode.String(w.conn.poolMode().String()))...)
 	w.End()
@@ -356,7 +325,7 @@ func (c *Conn) startOpaque(ctx context.Context, st *locksql.Statement, query str
 	if st.Form == locksql.NoCall {
 		return waitSpan{}
 	}
-	_, span := c.connector.tracer.Start(ctx, opaqueSpan, c.spanOptions(spanStart{})...)
+	_, span := c.connector.tracer.Start(ctx, opaqueSpan, c.spanOptions(opaqueSpan)...)
 	if span.IsRecording() {
 		c.setQueryText(span, query)
 	}

@@ -71,15 +71,11 @@ func (c *Conn) admitOrder(ctx context.Context, attempts []ledger.Attempt[origin]
 }
 
 func orderedLock(l ledger.Lock[origin]) lockorder.Lock[locksql.Key, orderSite] {
-	return lockorder.Lock[locksql.Key, orderSite]{Key: l.Key, Share: l.Share, Site: orderSite{l.Origin.caller, publicLock(l).Scope}}
+	return lockorder.Lock[locksql.Key, orderSite]{Key: l.Key, Share: l.Share, Site: orderSite{l.Origin.caller, scopeOf(l.Xact)}}
 }
 
 func orderLock(l lockorder.Lock[locksql.Key, orderSite]) Lock {
-	lock := Lock{Key: publicKey(l.Key), Caller: l.Site.caller, Scope: l.Site.scope}
-	if l.Share {
-		lock.Mode = ShareLock
-	}
-	return lock
+	return Lock{Key: publicKey(l.Key), Mode: modeOf(l.Share), Scope: l.Site.scope, Caller: l.Site.caller}
 }
 
 // limit is a wait bounded by pgadvlock_max_wait: what must be undone when the
@@ -317,7 +313,7 @@ func (c *Conn) granted(doubts []ledger.Attempt[origin], rows [][]string) (grante
 		left[k] = append(left[k], l.Key)
 	}
 	for _, at := range byExpression {
-		k := kind{at.Key.Space, attemptedLock(at).Mode}
+		k := kind{at.Key.Space, modeOf(at.Func.Share())}
 		switch extra := len(left[k]) - expressions[k]; {
 		case extra == 0:
 		case extra == 1 && expressions[k] == 0 && len(byExpression) == 1:
@@ -578,10 +574,7 @@ func (c *Conn) holders(ctx context.Context, waited ledger.Attempt[origin]) (hold
 	}
 	for _, row := range results[0].Rows {
 		pid, _ := strconv.ParseInt(string(row[0]), 10, 64) // an int4 column
-		h := holder{pid: uint32(pid), application: string(row[2]), address: string(row[3]), state: string(row[4])}
-		if string(row[1]) == "ShareLock" {
-			h.mode = ShareLock
-		}
+		h := holder{pid: uint32(pid), mode: modeOf(string(row[1]) == "ShareLock"), application: string(row[2]), address: string(row[3]), state: string(row[4])}
 		if seconds, err := strconv.ParseFloat(string(row[5]), 64); err == nil {
 			h.since = time.UnixMicro(int64(seconds * 1e6))
 		}
