@@ -177,7 +177,7 @@ func TestDocumentsListEverything(t *testing.T) {
 		}
 		return string(text)
 	}
-	readme, rules, doc := read("README.md"), read("docs/rules.md"), read("doc.go")
+	readme, rules, doc, source := read("README.md"), read("docs/rules.md"), read("doc.go"), read("rules.go")
 	for _, row := range ruleTable {
 		line := fmt.Sprintf("| [`%[1]s`](#%[1]s) | %[2]s | %[3]s |", row.rule, row.enforce, row.strict)
 		if !strings.Contains(rules, line) || !strings.Contains(rules, "\n## "+string(row.rule)+"\n") {
@@ -185,6 +185,10 @@ func TestDocumentsListEverything(t *testing.T) {
 		}
 		if !strings.Contains(readme, "| `"+string(row.rule)+"` |") {
 			t.Errorf("README.md lacks %s", row.rule)
+		}
+		// what go doc shows, and what an error says
+		if link := "docs/rules.md#" + string(row.rule); !strings.Contains(source, "// See "+link+".\n\tRule") || !strings.Contains((&RuleError{Fix: row.rule.fix()}).Error(), link) {
+			t.Errorf("the constant's comment or the error of %s does not lead to docs/rules.md", row.rule)
 		}
 	}
 	for _, row := range settingTable {
