@@ -127,6 +127,9 @@ func (c *Conn) giveBack() (keep bool) {
 	}
 	if !usable {
 		if err := c.send(ctx, "ROLLBACK"); err != nil {
+			if c.wasLost(ctx, err) {
+				return false
+			}
 			c.report(ctx, RuleLeakedSessionLock, c.sessionLocks(), fmt.Errorf("rollback: %w; the connection is closed", err))
 			c.giveUp(ctx)
 			return false
@@ -141,6 +144,17 @@ func (c *Conn) giveBack() (keep bool) {
 	}
 	c.ledger.Returned(ledger.Leaked)
 	return c.innerValid()
+}
+
+// wasLost reports whether the connection turned out to be broken, and with it
+// the locks lost: before the return or by then, nobody can tell. One that we
+// gave up because it did not answer in time may hold them still.
+func (c *Conn) wasLost(ctx context.Context, err error) bool {
+	if ctx.Err() != nil || !c.gone() || len(c.sessionLocks()) == 0 {
+		return false
+	}
+	c.lose(ctx, err)
+	return true
 }
 
 // clean releases what the session holds, where that is safe, and reports it.
@@ -172,6 +186,9 @@ func (c *Conn) clean(ctx context.Context, state ledger.State, stays bool) bool {
 	c.connector.metrics.reset(ctx, discard, err)
 	if found != nil {
 		locks = c.explain(found)
+	}
+	if err != nil && c.wasLost(ctx, err) {
+		return false
 	}
 	if err != nil {
 		err = fmt.Errorf("releasing it: %w; the connection is closed", err)
