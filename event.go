@@ -109,6 +109,7 @@ func (c *Connector) deliver(ctx context.Context, e Event) {
 		if p := recover(); p != nil {
 			c.logger().LogAttrs(ctx, slog.LevelError, "pgadvlock: the event handler panicked",
 				slog.String("rule", string(e.Rule)), slog.Any("panic", p))
+			c.metrics.panicked(ctx)
 		}
 	}()
 	c.settings.handler(ctx, e)

@@ -9,6 +9,8 @@ import (
 	"database/sql"
 	"fmt"
 	"log/slog"
+	"maps"
+	"net/url"
 	"slices"
 	"strings"
 	"testing"
@@ -310,6 +312,19 @@ func TestHoldSpans(t *testing.T) {
 	}
 }
 
+// A handler that panics is survived, and counted.
+func TestHandlerPanicsAreCounted(t *testing.T) {
+	k := tell(t, freshDSN(t), pgadvlock.WithEventHandler(func(context.Context, pgadvlock.Event) { panic("no") }))
+	for range 2 {
+		conn := k.conn(t)
+		exec(t, conn, "SELECT pg_advisory_lock(42)")
+		conn.Close()
+	}
+	if m := k.collect(t); m["pgadvlock.handler_panics{}"] != 2 || m["pgadvlock.events{level=warn,rule=leaked-session-lock}"] != 2 {
+		t.Errorf("metrics %v", m)
+	}
+}
+
 // awaitLock runs a lock statement that waits until after has passed.
 func awaitLock(t *testing.T, k *told, query string, after func()) {
 	t.Helper()
@@ -533,6 +548,107 @@ func TestMetrics(t *testing.T) {
 	k.db.Close()
 	if m := k.collect(t); m["pgadvlock.connections{pool_mode=direct}"] != 0 {
 		t.Errorf("after Close: %v", m)
+	}
+}
+
+// pools reads one metric, by the name of the pool; every point must have one.
+func pools(t *testing.T, reader *sdkmetric.ManualReader, metric string) map[string]float64 {
+	t.Helper()
+	var data metricdata.ResourceMetrics
+	if err := reader.Collect(context.Background(), &data); err != nil {
+		t.Fatal(err)
+	}
+	values := map[string]float64{}
+	add := func(name string, set attribute.Set, value float64) {
+		pool, ok := set.Value("db.client.connection.pool.name")
+		if !ok {
+			t.Errorf("%s: no pool name in %v", name, set.ToSlice())
+		}
+		if name == metric {
+			values[pool.AsString()] += value
+		}
+	}
+	for _, scope := range data.ScopeMetrics {
+		for _, m := range scope.Metrics {
+			switch d := m.Data.(type) {
+			case metricdata.Sum[int64]:
+				for _, p := range d.DataPoints {
+					add(m.Name, p.Attributes, float64(p.Value))
+				}
+			case metricdata.Gauge[float64]:
+				for _, p := range d.DataPoints {
+					add(m.Name, p.Attributes, p.Value)
+				}
+			case metricdata.Histogram[float64]:
+				for _, p := range d.DataPoints {
+					add(m.Name, p.Attributes, float64(p.Count))
+				}
+			}
+		}
+	}
+	return values
+}
+
+// Connectors on one database do not hide each other's locks: each has a name of
+// its own, which is free again when it is closed.
+func TestEachConnectorIsMeasured(t *testing.T) {
+	reader := sdkmetric.NewManualReader()
+	meters := pgadvlock.WithMeterProvider(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)))
+	dsn := freshDSN(t)
+	u, err := url.Parse(dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, second := u.Host+u.Path, u.Host+u.Path+"#2" // server.address:server.port/db.namespace
+	a, b := tell(t, dsn, meters), tell(t, dsn, meters)
+	if m := pools(t, reader, "pgadvlock.connections"); len(m) != 0 {
+		t.Errorf("before there is a connection: %v", m)
+	}
+	holder := a.conn(t)
+	exec(t, holder, "SELECT pg_advisory_lock(42)")
+	exec(t, b.conn(t), "SELECT pg_advisory_xact_lock(43)")
+	assert := func(metric string, want map[string]float64) {
+		t.Helper()
+		if got := pools(t, reader, metric); !maps.Equal(got, want) {
+			t.Errorf("%s: %v, want %v", metric, got, want)
+		}
+	}
+	oldest := pools(t, reader, "pgadvlock.locks.oldest")
+	if len(oldest) != 2 || oldest[first] <= 0 || oldest[second] != 0 {
+		t.Errorf("the oldest: %v", oldest)
+	}
+	assert("pgadvlock.locks.held", map[string]float64{first: 1})
+	assert("pgadvlock.locks.waiting", map[string]float64{first: 0, second: 0})
+	assert("pgadvlock.connections", map[string]float64{first: 1, second: 1})
+	assert("pgadvlock.wait.duration", map[string]float64{first: 1, second: 1})
+
+	for range 3 { // one after the other they are the same pool
+		b.db.Close()
+		assert("pgadvlock.connections", map[string]float64{first: 1})
+		b = tell(t, dsn, meters)
+		b.conn(t)
+		assert("pgadvlock.connections", map[string]float64{first: 1, second: 1})
+	}
+	exec(t, holder, "SELECT pg_advisory_unlock(42)")
+	holder.Close()
+	a.db.Close()
+	a.db.Close()
+	c := tell(t, dsn, meters)
+	c.conn(t)
+	assert("pgadvlock.connections", map[string]float64{first: 1, second: 1})
+}
+
+// A name that was given is used, and still tells two Connectors apart.
+func TestPoolName(t *testing.T) {
+	reader := sdkmetric.NewManualReader()
+	meters := pgadvlock.WithMeterProvider(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)))
+	dsn := freshDSN(t)
+	name := "worker/" + t.Name()
+	tell(t, dsn, meters, pgadvlock.WithPoolName(name)).conn(t)
+	t.Setenv("PGADVLOCK_POOL_NAME", name)
+	tell(t, dsn, meters).conn(t)
+	if m := pools(t, reader, "pgadvlock.connections"); !maps.Equal(m, map[string]float64{name: 1, name + "#2": 1}) {
+		t.Errorf("%v", m)
 	}
 }
 
