@@ -162,7 +162,7 @@ func (c *Conn) wasLost(ctx context.Context, err error) bool {
 // when it will be closed in any case.
 func (c *Conn) clean(ctx context.Context, state ledger.State, stays bool) bool {
 	_ = c.askPoolMode(ctx) // a connection that it broke shows as one whose mode is not known
-	locks := c.sessionLocks()
+	locks, holds := c.sessionLocks(), c.holds()
 	switch mode := c.poolMode(); mode {
 	case PoolDirect, PoolSession:
 	case PoolTransaction, PoolStatement:
@@ -194,7 +194,7 @@ func (c *Conn) clean(ctx context.Context, state ledger.State, stays bool) bool {
 		err = fmt.Errorf("releasing it: %w; the connection is closed", err)
 	}
 	if len(locks) > 0 || err != nil {
-		c.report(ctx, RuleLeakedSessionLock, locks, err)
+		c.reportOn(ctx, holds, RuleLeakedSessionLock, locks, err)
 	}
 	return err == nil && (c.connector.settings.reset != ResetClose || state == ledger.Clean)
 }
@@ -401,9 +401,16 @@ func lockOfRow(row []string) (l Lock) {
 	return l
 }
 
-// report is object for a rule that has nobody to refuse.
+// report is object for what is found about the connection's session locks, where
+// there is nobody to refuse, and often no caller's span to tell it: the spans of
+// the locks do.
 func (c *Conn) report(ctx context.Context, r Rule, locks []Lock, err error) {
-	_ = c.object(ctx, r, locks, Caller{}, err)
+	c.reportOn(ctx, c.holds(), r, locks, err)
+}
+
+// reportOn is report after the ledger has lost sight of the locks.
+func (c *Conn) reportOn(ctx context.Context, holds []hold, r Rule, locks []Lock, err error) {
+	_ = c.objectOn(ctx, holds, r, locks, Caller{}, err)
 }
 
 // mayReadLocks rations the reading of pg_locks.

@@ -416,6 +416,11 @@ func allowed(ctx context.Context, r Rule) bool {
 // object delivers a finding, and returns the *RuleError for the caller when
 // the rule is at LevelError.
 func (c *Conn) object(ctx context.Context, r Rule, locks []Lock, caller Caller, err error) error {
+	return c.objectOn(ctx, nil, r, locks, caller, err)
+}
+
+// objectOn is object for a finding that the spans of locks are to tell of too.
+func (c *Conn) objectOn(ctx context.Context, holds []hold, r Rule, locks []Lock, caller Caller, err error) error {
 	level := c.connector.discipline.level(r)
 	if level == LevelOff || allowed(ctx, r) {
 		return nil
@@ -425,7 +430,7 @@ func (c *Conn) object(ctx context.Context, r Rule, locks []Lock, caller Caller, 
 	if caller != (Caller{}) {
 		e.Caller = caller
 	}
-	c.connector.deliver(ctx, e)
+	c.connector.deliver(ctx, e, holds)
 	if level == LevelError {
 		return &RuleError{Event: e, Fix: r.fix()}
 	}

@@ -338,9 +338,40 @@ func (w waitSpan) endOpaque(err error) {
 	}
 }
 
-// addSpanEvent puts a rule's finding on the caller's span.
-func addSpanEvent(ctx context.Context, e Event) {
-	span := trace.SpanFromContext(ctx)
+// hold is a lock and the span of its hold.
+type hold struct {
+	lock Lock
+	span trace.Span
+}
+
+// holds are the session locks of the connection whose hold spans are recorded.
+func (c *Conn) holds() (holds []hold) {
+	for _, l := range c.ledger.Held() {
+		if !l.Xact && l.Origin.hold != nil {
+			holds = append(holds, hold{publicLock(l), l.Origin.hold})
+		}
+	}
+	return holds
+}
+
+// addHoldEvents puts a finding on the spans of the locks that it is about, on
+// each as it is about that one. Where nobody's span is in the context, as at the
+// return to the pool, the first of them is in the one returned, so that logs and
+// exemplars lead there.
+func addHoldEvents(ctx context.Context, holds []hold, e Event) context.Context {
+	for _, h := range holds {
+		of := e
+		of.Locks, of.Caller = []Lock{h.lock}, h.lock.Caller
+		addSpanEvent(h.span, of)
+	}
+	if len(holds) > 0 && !trace.SpanContextFromContext(ctx).IsValid() {
+		return trace.ContextWithSpan(ctx, holds[0].span)
+	}
+	return ctx
+}
+
+// addSpanEvent puts a rule's finding on a span.
+func addSpanEvent(span trace.Span, e Event) {
 	if !span.IsRecording() {
 		return
 	}

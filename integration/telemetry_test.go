@@ -312,6 +312,92 @@ func TestHoldSpans(t *testing.T) {
 	}
 }
 
+// A leak and a loss have no caller whose span could tell of them: each lock's own
+// span does, with the key of that lock and the line that took it.
+func TestFindingsAtTheReturnAreOnTheHoldSpans(t *testing.T) {
+	for _, c := range []struct {
+		name, event string
+		run         func(*told, *testing.T, *sql.Conn)
+		opts        []pgadvlock.Option
+	}{
+		{"leak", "leaked-session-lock", func(_ *told, _ *testing.T, c *sql.Conn) { c.Close() }, nil},
+		{"leak, discard all", "leaked-session-lock", func(_ *told, _ *testing.T, c *sql.Conn) { c.Close() },
+			[]pgadvlock.Option{pgadvlock.WithReset(pgadvlock.ResetDiscardAll)}},
+		{"leak, close", "leaked-session-lock", func(_ *told, _ *testing.T, c *sql.Conn) { c.Close() },
+			[]pgadvlock.Option{pgadvlock.WithReset(pgadvlock.ResetClose)}},
+		{"leak in a transaction", "leaked-session-lock", func(_ *told, t *testing.T, c *sql.Conn) {
+			exec(t, c, "BEGIN")
+			c.Close()
+		}, nil},
+		{"leak, observed", "leaked-session-lock", func(k *told, t *testing.T, c *sql.Conn) {
+			c.Close()
+			exec(t, k.conn(t), "SELECT pg_advisory_unlock_all()")
+		}, []pgadvlock.Option{pgadvlock.WithPreset(pgadvlock.PresetObserve)}},
+		{"loss, at the return", "lost-lock", func(k *told, _ *testing.T, c *sql.Conn) {
+			k.see.Exec("SELECT pg_terminate_backend(pid, 5000) FROM pg_locks WHERE locktype = 'advisory' AND objid = 42")
+			c.Close()
+		}, nil},
+		{"loss, at the next use", "lost-lock", func(k *told, t *testing.T, c *sql.Conn) {
+			k.see.Exec("SELECT pg_terminate_backend(pid, 5000) FROM pg_locks WHERE locktype = 'advisory' AND objid = 42")
+			_, _ = c.ExecContext(t.Context(), "SELECT 1")
+		}, nil},
+		{"off", "", func(_ *told, _ *testing.T, c *sql.Conn) { c.Close() },
+			[]pgadvlock.Option{pgadvlock.WithRule(pgadvlock.RuleLeakedSessionLock, pgadvlock.LevelOff)}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var inHandler trace.SpanContext
+			k := tell(t, freshDSN(t), append(c.opts, pgadvlock.WithEventHandler(func(ctx context.Context, _ pgadvlock.Event) {
+				inHandler = trace.SpanContextFromContext(ctx)
+			}))...)
+			k.db.SetMaxOpenConns(1)
+			conn := k.conn(t)
+			exec(t, conn, "SELECT pg_advisory_lock(42)")
+			exec(t, conn, "SELECT pg_advisory_lock_shared(4, 2)")
+			c.run(k, t, conn)
+			holds := slices.DeleteFunc(k.spans.GetSpans(), func(s tracetest.SpanStub) bool { return s.Name != "advisory lock held" })
+			if len(holds) != 2 {
+				t.Fatalf("%d hold spans", len(holds))
+			}
+			for i, held := range holds {
+				if c.event == "" {
+					if len(held.Events) != 0 {
+						t.Errorf("events %+v", held.Events)
+					}
+					continue
+				}
+				if len(held.Events) != 1 || held.Events[0].Name != "pgadvlock "+c.event {
+					t.Fatalf("events %+v", held.Events)
+				}
+				want := map[string]string{"pgadvlock.rule": c.event, "pgadvlock.level": "warn"}
+				for _, key := range []string{"pgadvlock.key", "code.line.number", "pgadvlock.backend_pid"} {
+					want[key] = attr(held.Attributes, key)
+				}
+				assertAttrs(t, held.Events[0].Attributes, want)
+				// whose span is in the context, for logs and the handler
+				if i == 0 && !inHandler.Equal(held.SpanContext) {
+					t.Errorf("the handler is given %v, not %v", inHandler, held.SpanContext)
+				}
+			}
+		})
+	}
+}
+
+// A loss that a statement meets is told on its caller's span as well.
+func TestALossIsAlsoOnTheCallersSpan(t *testing.T) {
+	k := tell(t, freshDSN(t))
+	conn := k.conn(t)
+	exec(t, conn, "SELECT pg_advisory_lock(42)")
+	k.see.Exec("SELECT pg_terminate_backend(pid, 5000) FROM pg_locks WHERE locktype = 'advisory'")
+	ctx, caller := k.tracer.Start(t.Context(), "caller")
+	_, _ = conn.ExecContext(ctx, "SELECT 1")
+	caller.End()
+	for _, name := range []string{"caller", "advisory lock held"} {
+		if e := k.span(t, name).Events; len(e) != 1 || e[0].Name != "pgadvlock lost-lock" || attr(e[0].Attributes, "pgadvlock.key") != "42" {
+			t.Errorf("%s: events %+v", name, e)
+		}
+	}
+}
+
 // A handler that panics is survived, and counted.
 func TestHandlerPanicsAreCounted(t *testing.T) {
 	k := tell(t, freshDSN(t), pgadvlock.WithEventHandler(func(context.Context, pgadvlock.Event) { panic("no") }))
