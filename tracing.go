@@ -251,7 +251,9 @@ func (w waitSpan) blocked(holders []holder) {
 }
 
 func (w waitSpan) finish() {
-	w.SetAttributes(attrBackendPID.Int64(int64(w.conn.backendPID.Load())), attrPoolMode.String(w.conn.poolMode().String()))
+	if w.IsRecording() { // the attributes cost even where nobody takes them
+		w.SetAttributes(attrBackendPID.Int64(int64(w.conn.backendPID.Load())), attrPoolMode.String(w.conn.poolMode().String()))
+	}
 	w.End()
 }
 
@@ -274,6 +276,10 @@ func (w waitSpan) refuse(err error) {
 // fail ends the span with an error. A PostgreSQL error's text may quote an
 // argument, so only its SQLSTATE is told.
 func (w waitSpan) fail(err error) {
+	if !w.IsRecording() && !w.conn.connector.metrics.wait.Enabled(w.ctx) {
+		w.End()
+		return // nobody asks what went wrong
+	}
 	state := sqlState(err)
 	word := "error"
 	switch {
@@ -333,7 +339,9 @@ func (w waitSpan) endOpaque(err error) {
 	case err != nil:
 		w.fail(err)
 	default:
-		w.SetAttributes(attrOutcome.String("unknown"))
+		if w.IsRecording() {
+			w.SetAttributes(attrOutcome.String("unknown"))
+		}
 		w.finish()
 	}
 }
