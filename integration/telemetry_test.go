@@ -7,6 +7,7 @@ package integration
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -17,6 +18,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
@@ -162,6 +164,13 @@ func TestWaitSpans(t *testing.T) {
 			_, _ = c.ExecContext(t.Context(), "SELECT 1/0")
 		}, query: "SELECT pg_advisory_lock(42)", span: "pg_advisory_lock", status: codes.Error, attrs: map[string]string{
 			"pgadvlock.outcome": "error", "error.type": "25P02"}},
+		{name: "timeout of max_wait", before: lockTaken, query: "SELECT pg_advisory_lock(42)", opts: []pgadvlock.Option{pgadvlock.WithMaxWait(10 * time.Millisecond)},
+			span: "pg_advisory_lock", status: codes.Error, attrs: map[string]string{"pgadvlock.outcome": "timeout", "error.type": "55P03", "pgadvlock.key": "42"}},
+		{name: "opaque timeout", before: setTimeout, query: "DO $$ BEGIN PERFORM pg_advisory_lock(42); END $$", span: "advisory lock", status: codes.Error, attrs: map[string]string{
+			"pgadvlock.outcome": "timeout", "error.type": "55P03", "db.response.status_code": "55P03"}},
+		{name: "opaque, refused", query: "SELECT pg_advisory_lock(i) FROM generate_series(1, 2) i LIMIT 1", opts: []pgadvlock.Option{pgadvlock.WithPreset(pgadvlock.PresetStrict)},
+			span: "advisory lock", status: codes.Error, attrs: map[string]string{"pgadvlock.outcome": "refused", "pgadvlock.rule": "lock-per-row", "error.type": "lock-per-row"}},
+		{name: "null key", query: "SELECT pg_advisory_lock(NULL)", span: "pg_advisory_lock", attrs: map[string]string{"pgadvlock.outcome": "not_acquired", "error.type": ""}},
 		{name: "opaque", query: "SELECT pg_advisory_lock(42) FROM generate_series(1, 2)", span: "advisory lock", attrs: map[string]string{
 			"pgadvlock.outcome": "unknown", "pgadvlock.key": ""}},
 		{name: "several", query: "SELECT pg_advisory_lock(1), pg_try_advisory_lock(2)", span: "pg_advisory_lock", attrs: map[string]string{
@@ -192,8 +201,22 @@ func TestWaitSpans(t *testing.T) {
 				t.Errorf("span %+v", span)
 			}
 			assertAttrs(t, span.Attributes, c.attrs)
+			told := attr(span.Attributes, "pgadvlock.rule")
+			if told == "" {
+				told = sqlState(err)
+			}
+			if kind := attr(span.Attributes, "error.type"); (kind != "") != (err != nil) || told != "" && kind != told || sqlState(err) != attr(span.Attributes, "db.response.status_code") {
+				t.Errorf("error.type %q for %v", kind, err)
+			}
 		})
 	}
+}
+
+func sqlState(err error) string {
+	if pg := (*pgconn.PgError)(nil); errors.As(err, &pg) {
+		return pg.Code
+	}
+	return ""
 }
 
 func TestDeadlockSpan(t *testing.T) {
@@ -212,7 +235,10 @@ func TestDeadlockSpan(t *testing.T) {
 		t.Fatal("no deadlock")
 	}
 	span := k.span(t, "pg_advisory_lock")
-	assertAttrs(t, span.Attributes, map[string]string{"pgadvlock.outcome": "deadlock", "error.type": "40P01"})
+	assertAttrs(t, span.Attributes, map[string]string{"pgadvlock.outcome": "deadlock", "error.type": "40P01", "db.response.status_code": "40P01"})
+	if span.Status.Code != codes.Error {
+		t.Errorf("status %+v", span.Status)
+	}
 	exec(t, a, "SELECT pg_advisory_unlock_all()")
 	if err := <-done; err != nil {
 		t.Fatal(err)
@@ -228,7 +254,9 @@ func TestSamplerSeesStartAttributes(t *testing.T) {
 	})))
 	k := tell(t, freshDSN(t), pgadvlock.WithTracerProvider(provider))
 	exec(t, k.conn(t), "SELECT pg_advisory_lock(42)")
-	assertAttrs(t, <-seen, map[string]string{"db.system.name": "postgresql", "db.query.summary": "SELECT pg_advisory_lock", "server.address": "127.0.0.1"})
+	u, _ := url.Parse(k.dsn)
+	assertAttrs(t, <-seen, map[string]string{"db.system.name": "postgresql", "db.query.summary": "SELECT pg_advisory_lock", "server.address": "127.0.0.1",
+		"server.port": u.Port(), "db.namespace": u.Path[1:]})
 	if len(seen) > 0 || len(exporter.GetSpans()) > 0 {
 		t.Errorf("%d more spans, exported %v", len(seen), names(exporter.GetSpans()))
 	}
@@ -241,6 +269,45 @@ func (f samplerFunc) ShouldSample(p sdktrace.SamplingParameters) sdktrace.Sampli
 	return sdktrace.SamplingResult{Decision: sdktrace.Drop}
 }
 func (samplerFunc) Description() string { return "drop" }
+
+// A statement without a lock call has no span and no measurement, also on a
+// connection that holds a lock.
+func TestNothingIsToldOfOtherStatements(t *testing.T) {
+	k := tell(t, freshDSN(t))
+	conn := k.conn(t)
+	others := func() {
+		exec(t, conn, "CREATE TABLE IF NOT EXISTS advisory (id int)")
+		exec(t, conn, "INSERT INTO advisory VALUES ($1)", 1)
+		exec(t, conn, "SELECT 'pg_advisory_lock(1)' -- pg_advisory_lock(2)")
+		tx, err := conn.BeginTx(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tx.Exec("SELECT count(*) FROM advisory"); err != nil {
+			t.Fatal(err)
+		}
+		if err := tx.Rollback(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := conn.ExecContext(t.Context(), "SELECT 1/0"); err == nil {
+			t.Fatal("no error")
+		}
+	}
+	others()
+	if m := k.collect(t); len(k.spans.GetSpans()) > 0 || len(m) != 3 { // connections, waiting, oldest
+		t.Errorf("spans %v, metrics %v", names(k.spans.GetSpans()), m)
+	}
+	exec(t, conn, "SELECT pg_advisory_lock(42)")
+	before := k.collect(t)
+	others()
+	after := k.collect(t)
+	delete(before, "pgadvlock.locks.oldest{}")
+	delete(after, "pgadvlock.locks.oldest{}")
+	if n := names(k.spans.GetSpans()); len(n) != 1 || !maps.Equal(before, after) {
+		t.Errorf("spans %v, metrics %v, then %v", n, before, after)
+	}
+	exec(t, conn, "SELECT pg_advisory_unlock(42)")
+}
 
 // A hold span ends in every way that a lock ends, and says how.
 func TestHoldSpans(t *testing.T) {
@@ -269,6 +336,61 @@ func TestHoldSpans(t *testing.T) {
 			exec(t, c, "SAVEPOINT a")
 			exec(t, c, "SELECT pg_advisory_xact_lock(42)")
 			exec(t, c, "ROLLBACK TO a")
+		}, nil},
+		{"rollback", "transaction_end", func(_ *told, t *testing.T, c *sql.Conn) {
+			exec(t, c, "BEGIN")
+			exec(t, c, "SELECT pg_try_advisory_xact_lock(42)")
+			exec(t, c, "ROLLBACK")
+		}, nil},
+		{"commit of a Tx", "transaction_end", func(_ *told, t *testing.T, c *sql.Conn) {
+			tx, err := c.BeginTx(t.Context(), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := tx.Exec("SELECT pg_advisory_xact_lock(42)"); err != nil {
+				t.Fatal(err)
+			}
+			if err := tx.Commit(); err != nil {
+				t.Fatal(err)
+			}
+		}, nil},
+		{"transaction whose context ended", "transaction_end", func(_ *told, t *testing.T, c *sql.Conn) {
+			ctx, cancel := context.WithCancel(t.Context())
+			tx, err := c.BeginTx(ctx, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := tx.Exec("SELECT pg_advisory_xact_lock(42)"); err != nil {
+				t.Fatal(err)
+			}
+			cancel()
+			c.Close() // waits for the rollback
+		}, nil},
+		{"discard all by hand", "unlocked", func(_ *told, t *testing.T, c *sql.Conn) {
+			exec(t, c, "SELECT pg_advisory_lock(42)")
+			exec(t, c, "DISCARD ALL")
+		}, nil},
+		{"return, close", "leaked", func(_ *told, t *testing.T, c *sql.Conn) {
+			exec(t, c, "SELECT pg_advisory_lock(42)")
+			c.Close()
+		}, []pgadvlock.Option{pgadvlock.WithReset(pgadvlock.ResetClose)}},
+		{"return after the close of the DB", "leaked", func(k *told, t *testing.T, c *sql.Conn) {
+			exec(t, c, "SELECT pg_advisory_lock(42)")
+			k.db.Close()
+			c.Close()
+		}, nil},
+		{"panic in Raw", "lost", func(_ *told, t *testing.T, c *sql.Conn) {
+			exec(t, c, "SELECT pg_advisory_lock(42)")
+			defer func() { _ = recover() }()
+			_ = c.Raw(func(any) error { panic("no") })
+		}, nil},
+		{"context ended in another statement", "lost", func(_ *told, t *testing.T, c *sql.Conn) {
+			exec(t, c, "SELECT pg_advisory_lock(42)")
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+			defer cancel()
+			if _, err := c.ExecContext(ctx, "SELECT pg_sleep(10)"); err == nil {
+				t.Fatal("no error")
+			}
 		}, nil},
 		{"return", "leaked", func(_ *told, t *testing.T, c *sql.Conn) {
 			exec(t, c, "SELECT pg_advisory_lock(42)")
@@ -467,6 +589,48 @@ func TestBlockers(t *testing.T) {
 			}
 		})
 	}
+	t.Run("a chain", func(t *testing.T) {
+		// The observer has 1, the middle has 2 and waits for 1, the last waits for 2.
+		k := tell(t, freshDSN(t), soon)
+		middle, last := k.conn(t), k.conn(t)
+		exec(t, middle, "SELECT pg_advisory_lock(2)")
+		k.see.Lock(1)
+		var middlePID int
+		if err := middle.QueryRowContext(t.Context(), "SELECT pg_backend_pid()").Scan(&middlePID); err != nil {
+			t.Fatal(err)
+		}
+		waited := make(chan error, 2)
+		wait := func(c *sql.Conn, key int64) {
+			go func() {
+				_, err := c.ExecContext(context.Background(), "SELECT pg_advisory_lock($1)", key)
+				waited <- err
+			}()
+			pgtest.Eventually(t, 5*time.Second, "a waiter", func() bool { return k.see.Waiting(key) })
+		}
+		wait(middle, 1)
+		wait(last, 2)
+		pgtest.Eventually(t, 5*time.Second, "both have asked", func() bool { return k.collect(t)["pgadvlock.blocker_lookups{result=ok}"] == 2 })
+		k.see.Unlock(1)
+		if err := <-waited; err != nil {
+			t.Fatal(err)
+		}
+		exec(t, middle, "SELECT pg_advisory_unlock(2)")
+		if err := <-waited; err != nil {
+			t.Fatal(err)
+		}
+		holders := map[string]string{}
+		for _, s := range k.spans.GetSpans() {
+			for _, e := range s.Events {
+				if e.Name == "advisory lock blocked" {
+					holders[attr(s.Attributes, "pgadvlock.key")] = attr(e.Attributes, "pgadvlock.holder.pid") + attr(e.Attributes, "pgadvlock.holder.state")
+				}
+			}
+		}
+		want := map[string]string{"1": fmt.Sprintf(`[%d]["idle"]`, k.see.PID()), "2": fmt.Sprintf(`[%d]["active"]`, middlePID)}
+		if !maps.Equal(holders, want) {
+			t.Errorf("holders by key: %v, want %v", holders, want)
+		}
+	})
 	t.Run("on the same Connector", func(t *testing.T) {
 		k := tell(t, freshDSN(t), soon)
 		k.db.SetMaxOpenConns(2) // exhausted: the lookup needs none of the pool
@@ -631,9 +795,15 @@ func TestMetrics(t *testing.T) {
 			t.Errorf("%s is %v, want %v", key, m[key], want)
 		}
 	}
+	if locks := k.see.Locks(); m["pgadvlock.locks.held{lock_mode=exclusive,scope=session}"] != 2 || len(locks) != 2 {
+		t.Errorf("held %v, pg_locks has %v", m, locks)
+	}
 	k.db.Close()
-	if m := k.collect(t); m["pgadvlock.connections{pool_mode=direct}"] != 0 {
-		t.Errorf("after Close: %v", m)
+	m = k.collect(t)
+	for _, observed := range []string{"pgadvlock.connections{pool_mode=direct}", "pgadvlock.locks.waiting{}", "pgadvlock.locks.oldest{}"} {
+		if v, ok := m[observed]; ok {
+			t.Errorf("after Close %s is observed, as %v", observed, v)
+		}
 	}
 }
 
