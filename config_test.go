@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -185,6 +186,7 @@ func TestDocumentsListEverything(t *testing.T) {
 		return string(text)
 	}
 	readme, rules, doc, source := read("README.md"), read("docs/rules.md"), read("doc.go"), read("rules.go")
+	telemetry := read("docs/telemetry.md")
 	for _, row := range ruleTable {
 		// what go doc shows, and what an error says
 		if link := "docs/rules.md#" + string(row.rule); !strings.Contains(source, "// See "+link+".\n\tRule") || !strings.Contains((&RuleError{Fix: row.rule.fix()}).Error(), link) {
@@ -197,6 +199,21 @@ func TestDocumentsListEverything(t *testing.T) {
 		if !strings.Contains(readme, "| `"+string(row.rule)+"` |") {
 			t.Errorf("README.md lacks %s", row.rule)
 		}
+	}
+	// every attribute, span, span event and metric, and none that there is not
+	named := regexp.MustCompile(`"(pgadvlock\.[\w.]+|advisory lock[ a-z]*)"`).FindAllStringSubmatch(read("tracing.go")+read("metrics.go"), -1)
+	for _, name := range named {
+		if !strings.Contains(telemetry, "`"+name[1]+"`") {
+			t.Errorf("docs/telemetry.md lacks %s", name[1])
+		}
+	}
+	for _, name := range regexp.MustCompile("`(pgadvlock\\.[a-z_.]+)[`=]").FindAllStringSubmatch(telemetry, -1) {
+		if !slices.ContainsFunc(named, func(n []string) bool { return n[1] == name[1] }) {
+			t.Errorf("docs/telemetry.md has %s, which there is not", name[1])
+		}
+	}
+	if len(named) < 25 {
+		t.Errorf("only %q", named)
 	}
 	for _, row := range settingTable {
 		dsn, env := "pgadvlock_"+row.name, "PGADVLOCK_"+strings.ToUpper(row.name)
