@@ -11,7 +11,9 @@ import (
 	"net/url"
 	"regexp"
 	"runtime"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -23,6 +25,9 @@ import (
 // them.
 type relay struct {
 	dsn string // with the relay's address
+
+	mute    atomic.Bool  // new clients are never answered
+	unheard atomic.Int64 // how many of those there are
 
 	mu      sync.Mutex // guards clients
 	clients []*net.TCPConn
@@ -46,6 +51,15 @@ func newRelay(t *testing.T, dsn string) *relay {
 			client, err := l.Accept()
 			if err != nil {
 				return
+			}
+			if r.mute.Load() {
+				r.unheard.Add(1)
+				wg.Go(func() {
+					defer r.unheard.Add(-1)
+					_, _ = io.Copy(io.Discard, client) // until the client gives up
+					client.Close()
+				})
+				continue
 			}
 			far, err := net.Dial("tcp", server)
 			if err != nil {
@@ -239,6 +253,51 @@ func TestLostLockAfterAResetWhileIdle(t *testing.T) {
 				t.Errorf("the connection was kept: %+v", s)
 			}
 			mustExec(t, db, "SELECT 1")
+		})
+	}
+}
+
+// The question who holds a lock gets no answer: the wait is reported without
+// one, ends when the lock is free, and leaves nothing behind.
+func TestLookupThatGetsNoAnswer(t *testing.T) {
+	t.Parallel()
+	for name, patience := range map[string]time.Duration{"given up": 50 * time.Millisecond, "under way when the lock is free": time.Minute} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := pgtest.Shared(t)
+			dsn := server.DSN(server.NewDB(t))
+			see, r, rec := pgtest.Observe(t, dsn), newRelay(t, dsn), &recorder{}
+			db := openDB(t, r.dsn, rec, pgadvlock.WithWaitWarning(20*time.Millisecond), pgadvlock.WithResetTimeout(patience))
+			conn := mustConn(t, db)
+			defer conn.Close()
+			mustExec(t, conn, "SELECT pg_advisory_lock(1)") // what is asked before the first lock has been
+			r.mute.Store(true)
+			see.Lock(42)
+			done := make(chan error, 1)
+			go func() {
+				_, err := conn.ExecContext(context.Background(), "SELECT pg_advisory_lock(42)")
+				done <- err
+			}()
+			if patience < time.Minute {
+				pgtest.Eventually(t, 10*time.Second, "it is reported", func() bool { return len(rec.of(pgadvlock.RuleLongWait)) == 1 })
+				if e := rec.of(pgadvlock.RuleLongWait)[0]; e.Err == nil || !strings.Contains(e.Err.Error(), "could not be found out") {
+					t.Errorf("event %+v", e)
+				}
+			} else {
+				pgtest.Eventually(t, 10*time.Second, "the question", func() bool { return r.unheard.Load() == 1 })
+			}
+			see.Unlock(42)
+			select {
+			case err := <-done:
+				must(t, err)
+			case <-time.After(10 * time.Second):
+				t.Fatal("the lock is free, and the call does not return")
+			}
+			pgtest.Eventually(t, time.Second, "nobody asks any more", func() bool { return r.unheard.Load() == 0 })
+			if e := rec.all(); patience == time.Minute && len(e) > 0 {
+				t.Errorf("events %+v", e)
+			}
+			mustExec(t, conn, "SELECT pg_advisory_unlock_all()")
 		})
 	}
 }
