@@ -132,7 +132,8 @@ func TestLostLockAfterAReset(t *testing.T) {
 	for _, use := range []struct {
 		name   string
 		do     func(context.Context, *sql.Conn) error
-		during bool // the reset comes while the server works on it
+		during bool                // the reset comes while the server works on it
+		end    func(*sql.Tx) error // instead of do
 	}{
 		{name: "exec", do: onExec("SELECT 1")},
 		{name: "query", do: onQuery("SELECT 1")},
@@ -149,6 +150,13 @@ func TestLostLockAfterAReset(t *testing.T) {
 			return err
 		}},
 		{name: "ping", do: func(ctx context.Context, c *sql.Conn) error { return c.PingContext(ctx) }},
+		{name: "commit", end: (*sql.Tx).Commit},
+		{name: "rollback", end: (*sql.Tx).Rollback},
+		{name: "exec in a transaction", end: func(tx *sql.Tx) error {
+			defer func() { _ = tx.Rollback() }()
+			_, err := tx.Exec("SELECT pg_advisory_xact_lock(43)")
+			return err
+		}},
 		{name: "during exec", do: onExec("SELECT pg_sleep(30)"), during: true},
 		{name: "during query", do: onQuery("SELECT pg_sleep(30)"), during: true},
 		{name: "during lock", do: onExec("SELECT pg_advisory_lock(44)"), during: true},
@@ -160,11 +168,17 @@ func TestLostLockAfterAReset(t *testing.T) {
 			see := pgtest.Observe(t, dsn)
 			see.Lock(44)
 			// lose is the program, and what it is told.
-			lose := func(db *sql.DB, r *relay) (told []string) {
+			lose := func(db *sql.DB, r *relay, used func()) (told []string) {
 				conn := mustConn(t, db)
 				mustExec(t, conn, "SELECT pg_advisory_lock(42)")
 				pid := backendPID(t, conn)
-				if use.during {
+				switch {
+				case use.end != nil:
+					tx, err := conn.BeginTx(ctxFor(t), nil)
+					must(t, err)
+					r.reset()
+					told = append(told, said(use.end(tx)))
+				case use.during:
 					errs := make(chan error, 1)
 					go func() { errs <- use.do(ctxFor(t), conn) }()
 					pgtest.Eventually(t, 10*time.Second, "the server works on it", func() (working bool) {
@@ -173,10 +187,11 @@ func TestLostLockAfterAReset(t *testing.T) {
 					})
 					r.reset()
 					told = append(told, said(<-errs))
-				} else {
+				default:
 					r.reset()
 					told = append(told, said(use.do(ctxFor(t), conn)))
 				}
+				used()
 				var other uint32
 				err := conn.QueryRowContext(ctxFor(t), "SELECT pg_backend_pid()").Scan(&other)
 				if err == nil {
@@ -197,13 +212,17 @@ func TestLostLockAfterAReset(t *testing.T) {
 			plain, err := sql.Open("pgx", r.dsn)
 			must(t, err)
 			defer plain.Close()
-			want := lose(plain, r)
+			want := lose(plain, r, func() {})
 			plain.Close()
 			gone()
 
 			rec := &recorder{}
 			before := time.Now()
-			got := lose(openDB(t, r.dsn, rec), r)
+			got := lose(openDB(t, r.dsn, rec), r, func() {
+				if len(rec.all()) != 1 {
+					t.Errorf("at the next use %d events", len(rec.all()))
+				}
+			})
 			for i := range want {
 				if got[i] != want[i] {
 					t.Errorf("step %d: %q, on pgx %q", i, got[i], want[i])
