@@ -95,13 +95,21 @@ type waitSpan struct {
 
 // spanStarts are the start options of a connection's spans, by function. They
 // are made once, so that a lock call allocates nothing for a span that nobody
-// records.
+// records. What a sampler should see is in them.
 type spanStarts map[string][]trace.SpanStartOption
 
-func (c *Conn) spanStart(name string) []trace.SpanStartOption {
-	if start, ok := c.starts[name]; ok {
+func (c *Conn) spanStart(name, query string) []trace.SpanStartOption {
+	start, ok := c.starts[name]
+	if !ok {
+		start = c.newSpanStart(name)
+	}
+	if !c.connector.settings.queryText { // it may hold what nobody should read
 		return start
 	}
+	return append(slices.Clip(start), trace.WithAttributes(semconv.DBQueryText(query)))
+}
+
+func (c *Conn) newSpanStart(name string) []trace.SpanStartOption {
 	attrs := append(c.serverAttributes(), semconv.DBQuerySummary("SELECT "+name))
 	start := []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(attrs...)}
 	if c.starts == nil {
@@ -129,12 +137,11 @@ func (c *Conn) serverAttributes() []attribute.KeyValue {
 // function.
 func (c *Conn) startWait(ctx context.Context, st *locksql.Statement, attempts []ledger.Attempt[origin], query string) (context.Context, waitSpan) {
 	name := st.Calls[0].Func.String()
-	spanCtx, span := c.connector.tracer.Start(ctx, name, c.spanStart(name)...)
+	spanCtx, span := c.connector.tracer.Start(ctx, name, c.spanStart(name, query)...)
 	w := waitSpan{Span: span, conn: c, ctx: ctx, began: time.Now(), attempts: attempts}
 	if !span.IsRecording() {
 		return spanCtx, w
 	}
-	c.setQueryText(span, query)
 	var keys, spaces, modes, scopes []string
 	blocking := false
 	for _, at := range attempts {
@@ -154,14 +161,6 @@ func (c *Conn) startWait(ctx context.Context, st *locksql.Statement, attempts []
 	setText(span, attrScope, scopes)
 	span.SetAttributes(attrBlocking.Bool(blocking))
 	return spanCtx, w
-}
-
-// setQueryText shows the statement, which may hold what nobody should read,
-// only where pgadvlock_query_text says so.
-func (c *Conn) setQueryText(span trace.Span, query string) {
-	if c.connector.settings.queryText {
-		span.SetAttributes(semconv.DBQueryText(query))
-	}
 }
 
 // setText sets one text, or an array when the statement has several calls.
@@ -326,10 +325,7 @@ func (c *Conn) startOpaque(ctx context.Context, st *locksql.Statement, query str
 	if st.Form == locksql.NoCall {
 		return waitSpan{}
 	}
-	_, span := c.connector.tracer.Start(ctx, opaqueSpan, c.spanStart(opaqueSpan)...)
-	if span.IsRecording() {
-		c.setQueryText(span, query)
-	}
+	_, span := c.connector.tracer.Start(ctx, opaqueSpan, c.spanStart(opaqueSpan, query)...)
 	return waitSpan{Span: span, conn: c, ctx: ctx, began: time.Now()}
 }
 

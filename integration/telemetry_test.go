@@ -7,6 +7,7 @@ package integration
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -253,12 +254,19 @@ func TestSamplerSeesStartAttributes(t *testing.T) {
 		seen <- p.Attributes
 	})))
 	k := tell(t, freshDSN(t), pgadvlock.WithTracerProvider(provider))
-	exec(t, k.conn(t), "SELECT pg_advisory_lock(42)")
+	conn := k.conn(t)
+	exec(t, conn, "SELECT pg_advisory_lock(42)")
 	u, _ := url.Parse(k.dsn)
 	assertAttrs(t, <-seen, map[string]string{"db.system.name": "postgresql", "db.query.summary": "SELECT pg_advisory_lock", "server.address": "127.0.0.1",
 		"server.port": u.Port(), "db.namespace": u.Path[1:]})
 	if len(seen) > 0 || len(exporter.GetSpans()) > 0 {
 		t.Errorf("%d more spans, exported %v", len(seen), names(exporter.GetSpans()))
+	}
+	k = tell(t, k.dsn, pgadvlock.WithTracerProvider(provider), pgadvlock.WithQueryText(true))
+	conn = k.conn(t)
+	for _, text := range []string{"SELECT pg_try_advisory_lock(42) -- why", "DO $$ BEGIN PERFORM pg_advisory_xact_lock(43); END $$"} {
+		exec(t, conn, text)
+		assertAttrs(t, <-seen, map[string]string{"db.query.text": text, "db.system.name": "postgresql", "server.address": "127.0.0.1"})
 	}
 }
 
@@ -501,6 +509,45 @@ func TestFindingsAtTheReturnAreOnTheHoldSpans(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// hiding is a middleware that does not forward driver.Validator.
+type hiding struct{ driver.Connector }
+
+type hidingConn struct {
+	driver.Conn
+	driver.QueryerContext
+	driver.ExecerContext
+	driver.SessionResetter
+}
+
+func (h hiding) Connect(ctx context.Context) (driver.Conn, error) {
+	c, err := h.Connector.Connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return hidingConn{c, c.(driver.QueryerContext), c.(driver.ExecerContext), c.(driver.SessionResetter)}, nil
+}
+
+func TestAHiddenReturnIsOnTheHoldSpan(t *testing.T) {
+	k := tell(t, freshDSN(t))
+	c, ok := pgadvlock.ConnectorOf(k.db)
+	if !ok {
+		t.Fatal("no Connector")
+	}
+	db := sql.OpenDB(hiding{c})
+	defer db.Close()
+	for range 2 { // what the first leaves behind, the second finds
+		conn, err := db.Conn(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		exec(t, conn, "SELECT pg_advisory_lock(42)")
+		conn.Close()
+	}
+	if e := k.span(t, "advisory lock held").Events; len(e) == 0 || e[0].Name != "pgadvlock return-hook-hidden" || attr(e[0].Attributes, "pgadvlock.key") != "42" {
+		t.Errorf("events %+v", e)
 	}
 }
 
