@@ -110,7 +110,11 @@ func (c *Conn) spanStart(name, query string) []trace.SpanStartOption {
 }
 
 func (c *Conn) newSpanStart(name string) []trace.SpanStartOption {
-	attrs := append(c.serverAttributes(), semconv.DBQuerySummary("SELECT "+name))
+	summary := "SELECT " + name
+	if name == opaqueSpan {
+		summary = name // it may be any statement
+	}
+	attrs := append(c.serverAttributes(), semconv.DBQuerySummary(summary))
 	start := []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(attrs...)}
 	if c.starts == nil {
 		c.starts = spanStarts{}

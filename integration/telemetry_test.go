@@ -173,7 +173,7 @@ func TestWaitSpans(t *testing.T) {
 			span: "advisory lock", status: codes.Error, attrs: map[string]string{"pgadvlock.outcome": "refused", "pgadvlock.rule": "lock-per-row", "error.type": "lock-per-row"}},
 		{name: "null key", query: "SELECT pg_advisory_lock(NULL)", span: "pg_advisory_lock", attrs: map[string]string{"pgadvlock.outcome": "not_acquired", "error.type": ""}},
 		{name: "opaque", query: "SELECT pg_advisory_lock(42) FROM generate_series(1, 2)", span: "advisory lock", attrs: map[string]string{
-			"pgadvlock.outcome": "unknown", "pgadvlock.key": ""}},
+			"pgadvlock.outcome": "unknown", "pgadvlock.key": "", "db.query.summary": "advisory lock"}},
 		{name: "several", query: "SELECT pg_advisory_lock(1), pg_try_advisory_lock(2)", span: "pg_advisory_lock", attrs: map[string]string{
 			"pgadvlock.key": `["1","2"]`, "pgadvlock.outcome": `["acquired","acquired"]`}},
 		{name: "text", query: "SELECT pg_advisory_lock(42) -- why", opts: []pgadvlock.Option{pgadvlock.WithQueryText(true)}, span: "pg_advisory_lock",
