@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math/rand/v2"
 	"net/url"
 	"slices"
 	"strings"
@@ -952,6 +953,66 @@ func TestPoolName(t *testing.T) {
 	tell(t, dsn, meters).conn(t)
 	if m := pools(t, reader, "pgadvlock.connections"); !maps.Equal(m, map[string]float64{name: 1, name + "#2": 1}) {
 		t.Errorf("%v", m)
+	}
+}
+
+// Whatever was done, at a quiet moment the gauges are what pg_locks says.
+func TestGaugesAreWhatPgLocksSays(t *testing.T) {
+	k := tell(t, freshDSN(t), pgadvlock.WithRule(pgadvlock.RulePooledSessionLock, pgadvlock.LevelOff))
+	random := rand.New(rand.NewPCG(1, uint64(time.Now().UnixNano())))
+	conns := make([]*sql.Conn, 3)
+	open := make([]bool, len(conns)) // in a transaction
+	key := func() int { return random.IntN(4) }
+	var done []string
+	for step := range 300 {
+		i := random.IntN(len(conns))
+		if conns[i] == nil {
+			conns[i] = k.conn(t)
+		}
+		var query string
+		switch random.IntN(11) {
+		case 0, 1:
+			query = fmt.Sprintf("SELECT pg_try_advisory_lock(%d)", key())
+		case 2:
+			query = fmt.Sprintf("SELECT pg_try_advisory_lock_shared(1, %d)", key())
+		case 3:
+			query = fmt.Sprintf("SELECT pg_advisory_lock_shared(%d)", 10+key())
+		case 4, 5:
+			query = fmt.Sprintf("SELECT pg_advisory_unlock(%d), pg_advisory_unlock_shared(1, %d)", key(), key())
+		case 6:
+			query = "SELECT pg_advisory_unlock_all()"
+		case 7, 8: // keys of their own: pg_locks has one row for both scopes
+			query = fmt.Sprintf("SELECT pg_try_advisory_xact_lock(2, %d)", key())
+		case 9:
+			query, open[i] = map[bool]string{false: "BEGIN", true: "ROLLBACK"}[open[i]], !open[i]
+		case 10:
+			query, open[i] = "return", false
+		}
+		done = append(done, fmt.Sprint(i, ": ", query))
+		if query == "return" {
+			conns[i].Close()
+			conns[i] = nil
+		} else {
+			exec(t, conns[i], query)
+		}
+		if step%5 != 0 {
+			continue
+		}
+		want, got := map[string]float64{}, k.collect(t)
+		for _, l := range k.see.Locks() {
+			scope := "session"
+			if a, _, ok := l.Pair(); ok && a == 2 {
+				scope = "transaction"
+			}
+			want[fmt.Sprintf("pgadvlock.locks.held{lock_mode=%s,scope=%s}", strings.ToLower(strings.TrimSuffix(l.Mode, "Lock")), scope)]++
+		}
+		oldest := got["pgadvlock.locks.oldest{}"]
+		waiting := got["pgadvlock.locks.waiting{}"]
+		maps.DeleteFunc(got, func(name string, _ float64) bool { return !strings.HasPrefix(name, "pgadvlock.locks.held") })
+		session := want["pgadvlock.locks.held{lock_mode=exclusive,scope=session}"] + want["pgadvlock.locks.held{lock_mode=share,scope=session}"]
+		if !maps.Equal(want, got) || waiting != 0 || (oldest > 0) != (session > 0) {
+			t.Fatalf("pg_locks %v, gauges %v, %v waiting, the oldest %v; after\n%s", want, got, waiting, oldest, strings.Join(done, "\n"))
+		}
 	}
 }
 
