@@ -312,7 +312,7 @@ func TestLookupThatGetsNoAnswer(t *testing.T) {
 			case <-time.After(10 * time.Second):
 				t.Fatal("the lock is free, and the call does not return")
 			}
-			pgtest.Eventually(t, time.Second, "nobody asks any more", func() bool { return r.unheard.Load() == 0 })
+			pgtest.Eventually(t, 10*time.Second, "nobody asks any more", func() bool { return r.unheard.Load() == 0 })
 			if e := rec.all(); patience == time.Minute && len(e) > 0 {
 				t.Errorf("events %+v", e)
 			}
