@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -81,6 +82,7 @@ type settings struct {
 	maxWait      time.Duration
 	blockerAfter time.Duration
 	waitWarning  time.Duration
+	poolName     string
 	queryText    bool
 	deadPeer     time.Duration
 
@@ -144,6 +146,12 @@ func WithWaitWarning(d time.Duration) Option { return func(s *settings) { s.wait
 // in a transaction, nor behind a pooler.
 func WithDeadPeer(d time.Duration) Option { return func(s *settings) { s.deadPeer = d } }
 
+// WithPoolName sets the name of the pool in metrics, db.client.connection.pool.name.
+// Default "", which is server.address:server.port/db.namespace. Where Connectors
+// of one process have the same name, the second is name#2. Blanks, quotes and
+// the characters =;&?@ are not allowed.
+func WithPoolName(name string) Option { return func(s *settings) { s.poolName = name } }
+
 // WithQueryText puts the text of lock statements on their spans. Default off:
 // it may hold what nobody should read.
 func WithQueryText(on bool) Option { return func(s *settings) { s.queryText = on } }
@@ -165,7 +173,9 @@ func WithAfterConnect(f func(context.Context, *pgx.Conn) error) Option {
 // WithEventHandler sets the function that gets every [Event]. It is called
 // synchronously, perhaps inside database/sql's own locks and from several
 // goroutines at once: it must not use the *sql.DB and must not block. To do
-// more, send to a buffered channel. A panic in it is recovered and logged.
+// more, send to a buffered channel. A panic in it is recovered, logged and counted
+// (pgadvlock.handler_panics). The context is the caller's; at the return to the
+// pool, where there is none, its span is that of the first lock's hold.
 func WithEventHandler(f func(context.Context, Event)) Option {
 	return func(s *settings) { s.handler = f }
 }
@@ -234,6 +244,13 @@ var settingTable = []setting{
 		if err := chooseDuration(&s.deadPeer, v); err != nil || !validPeer(s.deadPeer) {
 			return errInvalid
 		}
+		return nil
+	}},
+	{"pool_name", "a name without blanks, quotes and =;&?@", func(s *settings, v string) error {
+		if v == "" || strings.ContainsAny(v, separators) {
+			return errInvalid
+		}
+		s.poolName = v
 		return nil
 	}},
 	{"query_text", "off, on", func(s *settings, v string) error { return chooseBool(&s.queryText, v) }},
@@ -348,6 +365,8 @@ func (s *settings) check() error {
 		return bad("WithBlockerAfter", s.blockerAfter)
 	case s.waitWarning < 0:
 		return bad("WithWaitWarning", s.waitWarning)
+	case strings.ContainsAny(s.poolName, separators):
+		return bad("WithPoolName", strconv.Quote(shown(s.poolName)))
 	case s.poolMode > PoolUnknown:
 		return bad("WithPoolMode", uint8(s.poolMode))
 	}
@@ -398,11 +417,14 @@ func (s *settings) apply(params []param, spell func(name string) string) error {
 	return nil
 }
 
+// separators are what may begin another parameter in one kind of DSN or another.
+const separators = "=;&?@' \t\r\n"
+
 // shown is a value as an error names it: up to where another parameter seems
 // to begin, which a wrong separator made part of the value and which may be a
 // password.
 func shown(value string) string {
-	if i := strings.IndexAny(value, "=;&?@' \t\r\n"); i >= 0 {
+	if i := strings.IndexAny(value, separators); i >= 0 {
 		return value[:i] + "…"
 	}
 	return value

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -99,6 +100,9 @@ func TestSettings(t *testing.T) {
 		{name: "a preset discards weaker levels", opts: []Option{WithRule(RuleUnlockNotHeld, LevelError)}, env: map[string]string{"PGADVLOCK_RULES": "leaked-session-lock:off", "PGADVLOCK_PRESET": "strict"}, want: func(s *settings) bool {
 			return s.preset == PresetStrict && maps.Equal(s.rules, map[Rule]Level{RuleLeakedSessionLock: LevelOff})
 		}},
+		{name: "pool name", opts: []Option{WithPoolName("options")}, env: map[string]string{"PGADVLOCK_POOL_NAME": "env"}, dsn: "pgadvlock_pool_name=shop/jobs:1", want: func(s *settings) bool {
+			return s.poolName == "shop/jobs:1"
+		}},
 		{name: "functions", dsn: `pgadvlock_functions='take_lock, "My".lock'`, want: func(s *settings) bool {
 			return slices.Equal(s.functions, []string{"take_lock", `"My".lock`})
 		}},
@@ -139,6 +143,10 @@ func TestWrongSettingsAreErrors(t *testing.T) {
 		{dsn: "pgadvlock_reset_timeout=-1s", want: []string{`"-1s"`}},
 		{dsn: "pgadvlock_functions=a,,b", want: []string{"pgadvlock_functions", `""`}},
 		{dsn: "pgadvlock_pool_mode=pooled", want: []string{"pgadvlock_pool_mode", "transaction"}},
+		{dsn: "postgres://h/db?pgadvlock_pool_name=jobs;password=sEcReT", want: []string{"pgadvlock_pool_name", `"jobs…"`}},
+		{dsn: "pgadvlock_pool_name='jobs password=sEcReT'", want: []string{"pgadvlock_pool_name", `"jobs…"`}},
+		{dsn: "pgadvlock_pool_name=", want: []string{"pgadvlock_pool_name", `""`}},
+		{opts: []Option{WithPoolName("jobs password=sEcReT")}, want: []string{"WithPoolName", `"jobs…"`}},
 		{env: "drop", want: []string{"environment variable PGADVLOCK_RESET", `"drop"`}},
 		{opts: []Option{WithPreset(9)}, want: []string{"WithPreset", "9"}},
 		{opts: []Option{WithReset(9)}, want: []string{"WithReset", "9"}},
@@ -177,8 +185,13 @@ func TestDocumentsListEverything(t *testing.T) {
 		}
 		return string(text)
 	}
-	readme, rules, doc := read("README.md"), read("docs/rules.md"), read("doc.go")
+	readme, rules, doc, source := read("README.md"), read("docs/rules.md"), read("doc.go"), read("rules.go")
+	telemetry := read("docs/telemetry.md")
 	for _, row := range ruleTable {
+		// what go doc shows, and what an error says
+		if link := "docs/rules.md#" + string(row.rule); !strings.Contains(source, "// See "+link+".\n\tRule") || !strings.Contains((&RuleError{Fix: row.rule.fix()}).Error(), link) {
+			t.Errorf("the constant's comment or the error of %s does not lead to docs/rules.md", row.rule)
+		}
 		line := fmt.Sprintf("| [`%[1]s`](#%[1]s) | %[2]s | %[3]s |", row.rule, row.enforce, row.strict)
 		if !strings.Contains(rules, line) || !strings.Contains(rules, "\n## "+string(row.rule)+"\n") {
 			t.Errorf("docs/rules.md lacks %q or its section", line)
@@ -186,6 +199,21 @@ func TestDocumentsListEverything(t *testing.T) {
 		if !strings.Contains(readme, "| `"+string(row.rule)+"` |") {
 			t.Errorf("README.md lacks %s", row.rule)
 		}
+	}
+	// every attribute, span, span event and metric, and none that there is not
+	named := regexp.MustCompile(`"(pgadvlock\.[\w.]+|advisory lock[ a-z]*)"`).FindAllStringSubmatch(read("tracing.go")+read("metrics.go"), -1)
+	for _, name := range named {
+		if !strings.Contains(telemetry, "`"+name[1]+"`") {
+			t.Errorf("docs/telemetry.md lacks %s", name[1])
+		}
+	}
+	for _, name := range regexp.MustCompile("`(pgadvlock\\.[a-z_.]+)[`=]").FindAllStringSubmatch(telemetry, -1) {
+		if !slices.ContainsFunc(named, func(n []string) bool { return n[1] == name[1] }) {
+			t.Errorf("docs/telemetry.md has %s, which there is not", name[1])
+		}
+	}
+	if len(named) < 25 {
+		t.Errorf("only %q", named)
 	}
 	for _, row := range settingTable {
 		dsn, env := "pgadvlock_"+row.name, "PGADVLOCK_"+strings.ToUpper(row.name)

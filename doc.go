@@ -33,6 +33,7 @@
 //	WithDeadPeer      PGADVLOCK_DEAD_PEER      pgadvlock_dead_peer      60s; 0 is off
 //	WithBlockerAfter  PGADVLOCK_BLOCKER_AFTER  pgadvlock_blocker_after  1s; 0 is never
 //	WithWaitWarning   PGADVLOCK_WAIT_WARNING   pgadvlock_wait_warning   30s; 0 is never
+//	WithPoolName      PGADVLOCK_POOL_NAME      pgadvlock_pool_name      a name in metrics (server.address:server.port/db.namespace)
 //	WithQueryText     PGADVLOCK_QUERY_TEXT     pgadvlock_query_text     off, on
 //	WithKeyArguments  PGADVLOCK_KEY_ARGUMENTS  pgadvlock_key_arguments  off, on
 //

@@ -423,6 +423,9 @@ func (c *Conn) PrepareContext(ctx context.Context, query string) (driver.Stmt, e
 		}
 	}
 	inner, err := c.preparer.PrepareContext(ctx, query)
+	if err != nil {
+		c.mourn(ctx, err)
+	}
 	if err != nil || st.Form == locksql.NoCall && len(st.Steps) == 0 && !c.onlyPrepares {
 		return inner, err
 	}
@@ -438,6 +441,7 @@ func (c *Conn) Begin() (driver.Tx, error) {
 func (c *Conn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, error) {
 	t, err := c.beginner.BeginTx(ctx, opts)
 	if err != nil {
+		c.mourn(ctx, err)
 		return nil, err
 	}
 	c.inTx, c.isolation, c.txIsolation = true, c.defaultIsolation, c.defaultIsolation
@@ -498,12 +502,18 @@ type tx struct {
 
 func (t *tx) Commit() error {
 	err := t.Tx.Commit()
+	if err != nil {
+		t.conn.mourn(context.Background(), err)
+	}
 	t.conn.transactionEnded()
 	return err
 }
 
 func (t *tx) Rollback() error {
 	err := t.Tx.Rollback()
+	if err != nil {
+		t.conn.mourn(context.Background(), err)
+	}
 	t.conn.defaultIsolation = t.conn.txIsolation
 	t.conn.transactionEnded()
 	return err

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"go.opentelemetry.io/otel/trace"
 )
 
 // Event is one finding of a [Rule].
@@ -94,14 +96,15 @@ func describeLocks(locks []Lock, now time.Time) string {
 
 // deliver sends the event to all who listen. It may run inside database/sql's
 // locks, so nothing here may use the pool, and nothing a handler does may come
-// back as a panic.
-func (c *Connector) deliver(ctx context.Context, e Event) {
+// back as a panic. holds are the spans of locks that are to tell of it.
+func (c *Connector) deliver(ctx context.Context, e Event, holds []hold) {
 	e.Time = time.Now()
+	addSpanEvent(trace.SpanFromContext(ctx), e)
+	ctx = addHoldEvents(ctx, holds, e)
 	if ok, held := c.log.admit(e); ok {
 		c.logEvent(ctx, e, held)
 	}
 	c.metrics.found(ctx, e)
-	addSpanEvent(ctx, e)
 	if c.settings.handler == nil {
 		return
 	}
@@ -109,6 +112,7 @@ func (c *Connector) deliver(ctx context.Context, e Event) {
 		if p := recover(); p != nil {
 			c.logger().LogAttrs(ctx, slog.LevelError, "pgadvlock: the event handler panicked",
 				slog.String("rule", string(e.Rule)), slog.Any("panic", p))
+			c.metrics.panicked(ctx)
 		}
 	}()
 	c.settings.handler(ctx, e)

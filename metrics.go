@@ -6,6 +6,8 @@ package pgadvlock
 import (
 	"context"
 	"errors"
+	"fmt"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -25,11 +27,55 @@ type metrics struct {
 	events    metric.Int64Counter
 	resets    metric.Int64Counter
 	lookups   metric.Int64Counter
+	panics    metric.Int64Counter
 	callback  metric.Registration
 
-	// where is the server's address and database, known from the first
-	// connection on.
+	// where is the server's address and database, and the pool's name, known
+	// from the first connection on.
 	where atomic.Pointer[attribute.Set]
+
+	mu      sync.Mutex // guards the two below
+	pool    string     // the name taken from poolNames, "" when there is none
+	stopped bool
+}
+
+// poolNames are the names of the Connectors that are being measured. It is the
+// one thing that Connectors share besides the registered driver: their
+// measurements meet in a MeterProvider, which is usually the process's and cannot
+// be asked who else is there, and of two observations of a gauge with the same
+// attributes the last one hides the other. A name that needs no such list, as
+// from a counter or an address, would make new time series for every Connector
+// that a program opens and closes; these are as many as are open at once.
+var poolNames names
+
+// names are names in use.
+type names struct {
+	mu    sync.Mutex // guards taken
+	taken map[string]struct{}
+}
+
+// take takes the name, or with the smallest suffix that is free: name#2.
+func (n *names) take(name string) string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	free := name
+	for i := 2; ; i++ {
+		if _, taken := n.taken[free]; !taken {
+			break
+		}
+		free = fmt.Sprintf("%s#%d", name, i)
+	}
+	if n.taken == nil {
+		n.taken = map[string]struct{}{}
+	}
+	n.taken[free] = struct{}{}
+	return free
+}
+
+func (n *names) release(name string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.taken, name)
 }
 
 // durationBuckets are seconds: a lock is waited for and held from less than a
@@ -44,7 +90,7 @@ func newMetrics(c *Connector) (*metrics, error) {
 	meter := provider.Meter(thisPackage, metric.WithInstrumentationVersion(version()), metric.WithSchemaURL(semconv.SchemaURL))
 	m := &metrics{connector: c}
 	m.where.Store(attribute.EmptySet())
-	var errs [10]error
+	var errs [11]error
 	buckets := metric.WithExplicitBucketBoundaries(durationBuckets...)
 	m.wait, errs[0] = meter.Float64Histogram("pgadvlock.wait.duration", metric.WithUnit("s"), buckets,
 		metric.WithDescription("How long plain statements waited for advisory locks, granted or not."))
@@ -56,6 +102,8 @@ func newMetrics(c *Connector) (*metrics, error) {
 		metric.WithDescription("Connections that came back holding session locks, or perhaps, and what was done."))
 	m.lookups, errs[4] = meter.Int64Counter("pgadvlock.blocker_lookups", metric.WithUnit("{lookup}"),
 		metric.WithDescription("Questions who holds a lock that is waited for."))
+	m.panics, errs[10] = meter.Int64Counter("pgadvlock.handler_panics", metric.WithUnit("{panic}"),
+		metric.WithDescription("Panics of the program's event handler, recovered."))
 	held, err := meter.Int64ObservableUpDownCounter("pgadvlock.locks.held", metric.WithUnit("{lock}"),
 		metric.WithDescription("Advisory locks held, each once however often it was taken."))
 	errs[5] = err
@@ -69,7 +117,11 @@ func newMetrics(c *Connector) (*metrics, error) {
 		metric.WithDescription("Open connections by pool mode; auto: not asked yet."))
 	errs[8] = err
 	m.callback, errs[9] = meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
-		where := metric.WithAttributeSet(*m.where.Load())
+		set := m.where.Load()
+		if set.Len() == 0 {
+			return nil // no connection was made yet: nothing is known, not even of what
+		}
+		where := metric.WithAttributeSet(*set)
 		var now = time.Now()
 		var age time.Duration
 		heldBy, waits, modes := map[ledger.Lock[struct{}]]int64{}, int64(0), map[PoolMode]int64{}
@@ -97,15 +149,51 @@ func newMetrics(c *Connector) (*metrics, error) {
 	return m, errors.Join(errs[:]...)
 }
 
-// stop ends the observations, which hold on to the Connector.
-func (m *metrics) stop() { _ = m.callback.Unregister() } // fails for a provider that is shut down, which observes nothing
+// stop ends the observations, which hold on to the Connector. The pool's name is
+// free then: what is still counted under it, as connections end, is added to
+// what the next one counts.
+func (m *metrics) stop() {
+	_ = m.callback.Unregister() // fails for a provider that is shut down, which observes nothing
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	poolNames.release(m.pool)
+	m.pool, m.stopped = "", true
+}
 
 // connected learns from a connection where the Connector leads.
 func (m *metrics) connected(c *Conn) {
-	if m.where.Load().Len() == 0 {
-		set := attribute.NewSet(c.serverAttributes()...)
-		m.where.Store(&set)
+	if m.where.Load().Len() > 0 {
+		return
 	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.where.Load().Len() > 0 {
+		return
+	}
+	attrs := c.serverAttributes()
+	name := c.connector.settings.poolName
+	if name == "" {
+		name = poolName(attrs)
+	}
+	if !m.stopped {
+		name = poolNames.take(name)
+		m.pool = name
+	}
+	set := attribute.NewSet(append(attrs, semconv.DBClientConnectionPoolName(name))...)
+	m.where.Store(&set)
+}
+
+// poolName is the name that the conventions have for a pool without one:
+// server.address:server.port/db.namespace.
+func poolName(server []attribute.KeyValue) string {
+	set := attribute.NewSet(server...)
+	address, known := set.Value(semconv.ServerAddressKey)
+	if !known { // of a driver that is not pgx's
+		return semconv.DBSystemNamePostgreSQL.Value.AsString()
+	}
+	port, _ := set.Value(semconv.ServerPortKey)
+	database, _ := set.Value(semconv.DBNamespaceKey)
+	return fmt.Sprintf("%s:%d/%s", address.AsString(), port.AsInt64(), database.AsString())
 }
 
 // waited records what came of a plain statement's waits.
@@ -161,6 +249,13 @@ func (m *metrics) resetOf(ctx context.Context, kind string, err error) {
 func (m *metrics) lookedUp(ctx context.Context, err error) {
 	if m.lookups.Enabled(ctx) {
 		m.lookups.Add(ctx, 1, metric.WithAttributeSet(*m.where.Load()), metric.WithAttributes(attrResult.String(result(err))))
+	}
+}
+
+// panicked records that the program's event handler panicked.
+func (m *metrics) panicked(ctx context.Context) {
+	if m.panics.Enabled(ctx) {
+		m.panics.Add(ctx, 1, metric.WithAttributeSet(*m.where.Load()))
 	}
 }
 

@@ -127,6 +127,9 @@ func (c *Conn) giveBack() (keep bool) {
 	}
 	if !usable {
 		if err := c.send(ctx, "ROLLBACK"); err != nil {
+			if c.wasLost(ctx, err) {
+				return false
+			}
 			c.report(ctx, RuleLeakedSessionLock, c.sessionLocks(), fmt.Errorf("rollback: %w; the connection is closed", err))
 			c.giveUp(ctx)
 			return false
@@ -143,12 +146,23 @@ func (c *Conn) giveBack() (keep bool) {
 	return c.innerValid()
 }
 
+// wasLost reports whether the connection turned out to be broken, and with it
+// the locks lost: before the return or by then, nobody can tell. One that we
+// gave up because it did not answer in time may hold them still.
+func (c *Conn) wasLost(ctx context.Context, err error) bool {
+	if ctx.Err() != nil || !c.gone() || len(c.sessionLocks()) == 0 {
+		return false
+	}
+	c.lose(ctx, err)
+	return true
+}
+
 // clean releases what the session holds, where that is safe, and reports it.
 // It returns false when the connection must be closed instead; stays is false
 // when it will be closed in any case.
 func (c *Conn) clean(ctx context.Context, state ledger.State, stays bool) bool {
 	_ = c.askPoolMode(ctx) // a connection that it broke shows as one whose mode is not known
-	locks := c.sessionLocks()
+	locks, holds := c.sessionLocks(), c.holds()
 	switch mode := c.poolMode(); mode {
 	case PoolDirect, PoolSession:
 	case PoolTransaction, PoolStatement:
@@ -173,11 +187,14 @@ func (c *Conn) clean(ctx context.Context, state ledger.State, stays bool) bool {
 	if found != nil {
 		locks = c.explain(found)
 	}
+	if err != nil && c.wasLost(ctx, err) {
+		return false
+	}
 	if err != nil {
 		err = fmt.Errorf("releasing it: %w; the connection is closed", err)
 	}
 	if len(locks) > 0 || err != nil {
-		c.report(ctx, RuleLeakedSessionLock, locks, err)
+		c.reportOn(ctx, holds, RuleLeakedSessionLock, locks, err)
 	}
 	return err == nil && (c.connector.settings.reset != ResetClose || state == ledger.Clean)
 }
@@ -380,9 +397,16 @@ func lockOfRow(row []string) Lock {
 	return Lock{Key: publicKey(key), Mode: modeOf(row[3] == "ShareLock")}
 }
 
-// report is object for a rule that has nobody to refuse.
+// report is object for what is found about the connection's session locks, where
+// there is nobody to refuse, and often no caller's span to tell it: the spans of
+// the locks do.
 func (c *Conn) report(ctx context.Context, r Rule, locks []Lock, err error) {
-	_ = c.object(ctx, r, locks, Caller{}, err)
+	c.reportOn(ctx, c.holds(), r, locks, err)
+}
+
+// reportOn is report after the ledger has lost sight of the locks.
+func (c *Conn) reportOn(ctx context.Context, holds []hold, r Rule, locks []Lock, err error) {
+	_ = c.objectOn(ctx, holds, r, locks, Caller{}, err)
 }
 
 // mayReadLocks rations the reading of pg_locks.

@@ -28,55 +28,85 @@ const (
 	// session lock was sent through *sql.DB. When the call returns, its
 	// connection goes back into the pool, so the lock guards nothing, and an
 	// unlock reaches whichever connection is free.
+	//
+	// See docs/rules.md#pooled-session-lock.
 	RulePooledSessionLock Rule = "pooled-session-lock"
 	// RuleTransactionPooling: a session-level function behind a pooler in
 	// transaction or statement mode, where every transaction may get another
 	// backend.
+	//
+	// See docs/rules.md#transaction-pooling.
 	RuleTransactionPooling Rule = "transaction-pooling"
 	// RuleUnprovenPooling: a session lock through something whose pool mode
 	// could not be found out.
+	//
+	// See docs/rules.md#unproven-pooling.
 	RuleUnprovenPooling Rule = "unproven-pooling"
 	// RuleLeakedSessionLock: a connection came back into the pool while it
 	// held a session lock. The lock is released as well (see [WithReset]).
 	// At LevelError it acts as at LevelWarn: there is nobody to refuse.
+	//
+	// See docs/rules.md#leaked-session-lock.
 	RuleLeakedSessionLock Rule = "leaked-session-lock"
 	// RuleUnlockNotHeld: pg_advisory_unlock answered false, because of a wrong
 	// key, mode or key space, or because another connection holds the lock.
 	// At LevelError the statement returns a *RuleError after the fact.
+	//
+	// See docs/rules.md#unlock-not-held.
 	RuleUnlockNotHeld Rule = "unlock-not-held"
 	// RuleGrantedAfterError: the caller got an error, such as a lock_timeout,
 	// and the session got the lock all the same. It is released at once unless
 	// it was held before. At LevelError a *RuleError is returned, with the
 	// server's error in it.
+	//
+	// See docs/rules.md#granted-after-error.
 	RuleGrantedAfterError Rule = "granted-after-error"
 	// RuleLostLock: the connection broke or was closed while it held session
 	// locks, which is told at its next use or at its end. At LevelError it acts
 	// as at LevelWarn.
+	//
+	// See docs/rules.md#lost-lock.
 	RuleLostLock Rule = "lost-lock"
 	// RuleXactLockAutocommit: a transaction lock outside a transaction, which
 	// is released before the call returns. Not judged for the try forms, which
 	// ask a legitimate question.
+	//
+	// See docs/rules.md#xact-lock-autocommit.
 	RuleXactLockAutocommit Rule = "xact-lock-autocommit"
 	// RuleSnapshotBeforeLock: a wait for a transaction lock under REPEATABLE
 	// READ. What is read after it is read from the snapshot taken before it.
+	//
+	// See docs/rules.md#snapshot-before-lock.
 	RuleSnapshotBeforeLock Rule = "snapshot-before-lock"
 	// RuleLockOrder: two keys are waited for in opposite orders, or a share lock
 	// is upgraded to an exclusive one: a deadlock, found without one.
+	//
+	// See docs/rules.md#lock-order.
 	RuleLockOrder Rule = "lock-order"
 	// RuleLockPerRow: a lock function is evaluated for the rows of a table, so
 	// that it may lock for rows which LIMIT or WHERE drops.
+	//
+	// See docs/rules.md#lock-per-row.
 	RuleLockPerRow Rule = "lock-per-row"
 	// RuleReturnHookHidden: a middleware between database/sql and pgadvlock
 	// does not forward driver.Validator, so that locks are released only when
 	// the connection is handed out again. At LevelError it acts as at LevelWarn.
+	//
+	// See docs/rules.md#return-hook-hidden.
 	RuleReturnHookHidden Rule = "return-hook-hidden"
 	// RuleUnboundedWait: a wait that neither the context nor [WithMaxWait] ends.
+	//
+	// See docs/rules.md#unbounded-wait.
 	RuleUnboundedWait Rule = "unbounded-wait"
 	// RuleLongWait: a wait longer than [WithWaitWarning], with those who hold
 	// the lock in the event's Err. At LevelError it acts as at LevelWarn.
+	//
+	// See docs/rules.md#long-wait.
 	RuleLongWait Rule = "long-wait"
 	// RuleWeakKey: a key made by the 32-bit hashtext(). Of 77,000 different
 	// names two have the same key with even odds.
+	//
+	// See docs/rules.md#weak-key.
 	RuleWeakKey Rule = "weak-key"
 )
 
@@ -392,6 +422,11 @@ func allowed(ctx context.Context, r Rule) bool {
 // object delivers a finding, and returns the *RuleError for the caller when
 // the rule is at LevelError.
 func (c *Conn) object(ctx context.Context, r Rule, locks []Lock, caller Caller, err error) error {
+	return c.objectOn(ctx, nil, r, locks, caller, err)
+}
+
+// objectOn is object for a finding that the spans of locks are to tell of too.
+func (c *Conn) objectOn(ctx context.Context, holds []hold, r Rule, locks []Lock, caller Caller, err error) error {
 	level := c.connector.discipline.level(r)
 	if level == LevelOff || allowed(ctx, r) {
 		return nil
@@ -401,7 +436,7 @@ func (c *Conn) object(ctx context.Context, r Rule, locks []Lock, caller Caller, 
 	if caller != (Caller{}) {
 		e.Caller = caller
 	}
-	c.connector.deliver(ctx, e)
+	c.connector.deliver(ctx, e, holds)
 	if level == LevelError {
 		return &RuleError{Event: e, Fix: r.fix()}
 	}

@@ -93,13 +93,26 @@ type waitSpan struct {
 	reentrant bool
 }
 
-// spanOptions are the start options of a connection's spans of a name. They are
-// made once, so that a lock call allocates nothing for a span that nobody records.
-func (c *Conn) spanOptions(name string) []trace.SpanStartOption {
-	if options, ok := c.starts[name]; ok {
+// spanOptions are the start options of a span, with what a sampler should see.
+// They are made once for each name, so that a lock call allocates nothing for a
+// span that nobody records.
+func (c *Conn) spanOptions(name, query string) []trace.SpanStartOption {
+	options, ok := c.starts[name]
+	if !ok {
+		options = c.newSpanOptions(name)
+	}
+	if !c.connector.settings.queryText { // it may hold what nobody should read
 		return options
 	}
-	attrs := append(c.serverAttributes(), semconv.DBQuerySummary("SELECT "+name))
+	return append(slices.Clip(options), trace.WithAttributes(semconv.DBQueryText(query)))
+}
+
+func (c *Conn) newSpanOptions(name string) []trace.SpanStartOption {
+	summary := "SELECT " + name
+	if name == opaqueSpan {
+		summary = name // it may be any statement
+	}
+	attrs := append(c.serverAttributes(), semconv.DBQuerySummary(summary))
 	options := []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(attrs...)}
 	if c.starts == nil {
 		c.starts = map[string][]trace.SpanStartOption{}
@@ -126,23 +139,14 @@ func (c *Conn) serverAttributes() []attribute.KeyValue {
 // function.
 func (c *Conn) startWait(ctx context.Context, attempts []ledger.Attempt[origin], query string) (context.Context, waitSpan) {
 	name := attempts[0].Func.String()
-	spanCtx, span := c.connector.tracer.Start(ctx, name, c.spanOptions(name)...)
+	spanCtx, span := c.connector.tracer.Start(ctx, name, c.spanOptions(name, query)...)
 	w := waitSpan{Span: span, conn: c, ctx: ctx, began: attempts[0].Origin.since, attempts: attempts}
 	if span.IsRecording() {
-		c.setQueryText(span, query)
 		w.reentrant = slices.ContainsFunc(attempts, func(at ledger.Attempt[origin]) bool {
 			return !at.Func.Release() && c.ledger.Count(at) > 0
 		})
 	}
 	return spanCtx, w
-}
-
-// setQueryText shows the statement, which may hold what nobody should read,
-// only where pgadvlock_query_text says so.
-func (c *Conn) setQueryText(span trace.Span, query string) {
-	if c.connector.settings.queryText {
-		span.SetAttributes(semconv.DBQueryText(query))
-	}
 }
 
 // appendCalls appends what is to be said of the calls: of several in arrays.
@@ -282,6 +286,10 @@ func (w waitSpan) refuse(err error) {
 // fail ends the span with an error. A PostgreSQL error's text may quote an
 // argument, so only its SQLSTATE is told.
 func (w waitSpan) fail(err error) {
+	if !w.IsRecording() && !w.conn.connector.metrics.wait.Enabled(w.ctx) {
+		w.End()
+		return // nobody asks what went wrong
+	}
 	state := sqlState(err)
 	word := "error"
 	switch {
@@ -325,10 +333,7 @@ func (c *Conn) startOpaque(ctx context.Context, st *locksql.Statement, query str
 	if st.Form == locksql.NoCall {
 		return waitSpan{}
 	}
-	_, span := c.connector.tracer.Start(ctx, opaqueSpan, c.spanOptions(opaqueSpan)...)
-	if span.IsRecording() {
-		c.setQueryText(span, query)
-	}
+	_, span := c.connector.tracer.Start(ctx, opaqueSpan, c.spanOptions(opaqueSpan, query)...)
 	return waitSpan{Span: span, conn: c, ctx: ctx, began: time.Now()}
 }
 
@@ -344,9 +349,40 @@ func (w waitSpan) endOpaque(err error) {
 	}
 }
 
-// addSpanEvent puts a rule's finding on the caller's span.
-func addSpanEvent(ctx context.Context, e Event) {
-	span := trace.SpanFromContext(ctx)
+// hold is a lock and the span of its hold.
+type hold struct {
+	lock Lock
+	span trace.Span
+}
+
+// holds are the session locks of the connection whose hold spans are recorded.
+func (c *Conn) holds() (holds []hold) {
+	for _, l := range c.ledger.Held() {
+		if !l.Xact && l.Origin.hold != nil {
+			holds = append(holds, hold{publicLock(l), l.Origin.hold})
+		}
+	}
+	return holds
+}
+
+// addHoldEvents puts a finding on the spans of the locks that it is about, on
+// each as it is about that one. Where nobody's span is in the context, as at the
+// return to the pool, the first of them is in the one returned, so that logs and
+// exemplars lead there.
+func addHoldEvents(ctx context.Context, holds []hold, e Event) context.Context {
+	for _, h := range holds {
+		of := e
+		of.Locks, of.Caller = []Lock{h.lock}, h.lock.Caller
+		addSpanEvent(h.span, of)
+	}
+	if len(holds) > 0 && !trace.SpanContextFromContext(ctx).IsValid() {
+		return trace.ContextWithSpan(ctx, holds[0].span)
+	}
+	return ctx
+}
+
+// addSpanEvent puts a rule's finding on a span.
+func addSpanEvent(span trace.Span, e Event) {
 	if !span.IsRecording() {
 		return
 	}

@@ -340,7 +340,7 @@ func (c *Conn) mourn(ctx context.Context, err error) {
 // lose reports that the session and its locks are gone.
 func (c *Conn) lose(ctx context.Context, err error) {
 	if locks := c.sessionLocks(); len(locks) > 0 {
-		_ = c.object(ctx, RuleLostLock, locks, Caller{}, err)
+		c.report(ctx, RuleLostLock, locks, err)
 	}
 	c.ledger.Returned(ledger.Lost)
 	c.rearm()

@@ -7,14 +7,20 @@ package integration
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
+	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"net/url"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
@@ -160,8 +166,15 @@ func TestWaitSpans(t *testing.T) {
 			_, _ = c.ExecContext(t.Context(), "SELECT 1/0")
 		}, query: "SELECT pg_advisory_lock(42)", span: "pg_advisory_lock", status: codes.Error, attrs: map[string]string{
 			"pgadvlock.outcome": "error", "error.type": "25P02"}},
+		{name: "timeout of max_wait", before: lockTaken, query: "SELECT pg_advisory_lock(42)", opts: []pgadvlock.Option{pgadvlock.WithMaxWait(10 * time.Millisecond)},
+			span: "pg_advisory_lock", status: codes.Error, attrs: map[string]string{"pgadvlock.outcome": "timeout", "error.type": "55P03", "pgadvlock.key": "42"}},
+		{name: "opaque timeout", before: setTimeout, query: "DO $$ BEGIN PERFORM pg_advisory_lock(42); END $$", span: "advisory lock", status: codes.Error, attrs: map[string]string{
+			"pgadvlock.outcome": "timeout", "error.type": "55P03", "db.response.status_code": "55P03"}},
+		{name: "opaque, refused", query: "SELECT pg_advisory_lock(i) FROM generate_series(1, 2) i LIMIT 1", opts: []pgadvlock.Option{pgadvlock.WithPreset(pgadvlock.PresetStrict)},
+			span: "advisory lock", status: codes.Error, attrs: map[string]string{"pgadvlock.outcome": "refused", "pgadvlock.rule": "lock-per-row", "error.type": "lock-per-row"}},
+		{name: "null key", query: "SELECT pg_advisory_lock(NULL)", span: "pg_advisory_lock", attrs: map[string]string{"pgadvlock.outcome": "not_acquired", "error.type": ""}},
 		{name: "opaque", query: "SELECT pg_advisory_lock(42) FROM generate_series(1, 2)", span: "advisory lock", attrs: map[string]string{
-			"pgadvlock.outcome": "unknown", "pgadvlock.key": ""}},
+			"pgadvlock.outcome": "unknown", "pgadvlock.key": "", "db.query.summary": "advisory lock"}},
 		{name: "several", query: "SELECT pg_advisory_lock(1), pg_try_advisory_lock(2)", span: "pg_advisory_lock", attrs: map[string]string{
 			"pgadvlock.key": `["1","2"]`, "pgadvlock.outcome": `["acquired","acquired"]`}},
 		{name: "text", query: "SELECT pg_advisory_lock(42) -- why", opts: []pgadvlock.Option{pgadvlock.WithQueryText(true)}, span: "pg_advisory_lock",
@@ -190,8 +203,22 @@ func TestWaitSpans(t *testing.T) {
 				t.Errorf("span %+v", span)
 			}
 			assertAttrs(t, span.Attributes, c.attrs)
+			told := attr(span.Attributes, "pgadvlock.rule")
+			if told == "" {
+				told = sqlState(err)
+			}
+			if kind := attr(span.Attributes, "error.type"); (kind != "") != (err != nil) || told != "" && kind != told || sqlState(err) != attr(span.Attributes, "db.response.status_code") {
+				t.Errorf("error.type %q for %v", kind, err)
+			}
 		})
 	}
+}
+
+func sqlState(err error) string {
+	if pg := (*pgconn.PgError)(nil); errors.As(err, &pg) {
+		return pg.Code
+	}
+	return ""
 }
 
 func TestDeadlockSpan(t *testing.T) {
@@ -210,7 +237,10 @@ func TestDeadlockSpan(t *testing.T) {
 		t.Fatal("no deadlock")
 	}
 	span := k.span(t, "pg_advisory_lock")
-	assertAttrs(t, span.Attributes, map[string]string{"pgadvlock.outcome": "deadlock", "error.type": "40P01"})
+	assertAttrs(t, span.Attributes, map[string]string{"pgadvlock.outcome": "deadlock", "error.type": "40P01", "db.response.status_code": "40P01"})
+	if span.Status.Code != codes.Error {
+		t.Errorf("status %+v", span.Status)
+	}
 	exec(t, a, "SELECT pg_advisory_unlock_all()")
 	if err := <-done; err != nil {
 		t.Fatal(err)
@@ -225,10 +255,19 @@ func TestSamplerSeesStartAttributes(t *testing.T) {
 		seen <- p.Attributes
 	})))
 	k := tell(t, freshDSN(t), pgadvlock.WithTracerProvider(provider))
-	exec(t, k.conn(t), "SELECT pg_advisory_lock(42)")
-	assertAttrs(t, <-seen, map[string]string{"db.system.name": "postgresql", "db.query.summary": "SELECT pg_advisory_lock", "server.address": "127.0.0.1"})
+	conn := k.conn(t)
+	exec(t, conn, "SELECT pg_advisory_lock(42)")
+	u, _ := url.Parse(k.dsn)
+	assertAttrs(t, <-seen, map[string]string{"db.system.name": "postgresql", "db.query.summary": "SELECT pg_advisory_lock", "server.address": "127.0.0.1",
+		"server.port": u.Port(), "db.namespace": u.Path[1:]})
 	if len(seen) > 0 || len(exporter.GetSpans()) > 0 {
 		t.Errorf("%d more spans, exported %v", len(seen), names(exporter.GetSpans()))
+	}
+	k = tell(t, k.dsn, pgadvlock.WithTracerProvider(provider), pgadvlock.WithQueryText(true))
+	conn = k.conn(t)
+	for _, text := range []string{"SELECT pg_try_advisory_lock(42) -- why", "DO $$ BEGIN PERFORM pg_advisory_xact_lock(43); END $$"} {
+		exec(t, conn, text)
+		assertAttrs(t, <-seen, map[string]string{"db.query.text": text, "db.system.name": "postgresql", "server.address": "127.0.0.1"})
 	}
 }
 
@@ -239,6 +278,45 @@ func (f samplerFunc) ShouldSample(p sdktrace.SamplingParameters) sdktrace.Sampli
 	return sdktrace.SamplingResult{Decision: sdktrace.Drop}
 }
 func (samplerFunc) Description() string { return "drop" }
+
+// A statement without a lock call has no span and no measurement, also on a
+// connection that holds a lock.
+func TestNothingIsToldOfOtherStatements(t *testing.T) {
+	k := tell(t, freshDSN(t))
+	conn := k.conn(t)
+	others := func() {
+		exec(t, conn, "CREATE TABLE IF NOT EXISTS advisory (id int)")
+		exec(t, conn, "INSERT INTO advisory VALUES ($1)", 1)
+		exec(t, conn, "SELECT 'pg_advisory_lock(1)' -- pg_advisory_lock(2)")
+		tx, err := conn.BeginTx(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tx.Exec("SELECT count(*) FROM advisory"); err != nil {
+			t.Fatal(err)
+		}
+		if err := tx.Rollback(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := conn.ExecContext(t.Context(), "SELECT 1/0"); err == nil {
+			t.Fatal("no error")
+		}
+	}
+	others()
+	if m := k.collect(t); len(k.spans.GetSpans()) > 0 || len(m) != 3 { // connections, waiting, oldest
+		t.Errorf("spans %v, metrics %v", names(k.spans.GetSpans()), m)
+	}
+	exec(t, conn, "SELECT pg_advisory_lock(42)")
+	before := k.collect(t)
+	others()
+	after := k.collect(t)
+	delete(before, "pgadvlock.locks.oldest{}")
+	delete(after, "pgadvlock.locks.oldest{}")
+	if n := names(k.spans.GetSpans()); len(n) != 1 || !maps.Equal(before, after) {
+		t.Errorf("spans %v, metrics %v, then %v", n, before, after)
+	}
+	exec(t, conn, "SELECT pg_advisory_unlock(42)")
+}
 
 // A hold span ends in every way that a lock ends, and says how.
 func TestHoldSpans(t *testing.T) {
@@ -267,6 +345,61 @@ func TestHoldSpans(t *testing.T) {
 			exec(t, c, "SAVEPOINT a")
 			exec(t, c, "SELECT pg_advisory_xact_lock(42)")
 			exec(t, c, "ROLLBACK TO a")
+		}, nil},
+		{"rollback", "transaction_end", func(_ *told, t *testing.T, c *sql.Conn) {
+			exec(t, c, "BEGIN")
+			exec(t, c, "SELECT pg_try_advisory_xact_lock(42)")
+			exec(t, c, "ROLLBACK")
+		}, nil},
+		{"commit of a Tx", "transaction_end", func(_ *told, t *testing.T, c *sql.Conn) {
+			tx, err := c.BeginTx(t.Context(), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := tx.Exec("SELECT pg_advisory_xact_lock(42)"); err != nil {
+				t.Fatal(err)
+			}
+			if err := tx.Commit(); err != nil {
+				t.Fatal(err)
+			}
+		}, nil},
+		{"transaction whose context ended", "transaction_end", func(_ *told, t *testing.T, c *sql.Conn) {
+			ctx, cancel := context.WithCancel(t.Context())
+			tx, err := c.BeginTx(ctx, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := tx.Exec("SELECT pg_advisory_xact_lock(42)"); err != nil {
+				t.Fatal(err)
+			}
+			cancel()
+			c.Close() // waits for the rollback
+		}, nil},
+		{"discard all by hand", "unlocked", func(_ *told, t *testing.T, c *sql.Conn) {
+			exec(t, c, "SELECT pg_advisory_lock(42)")
+			exec(t, c, "DISCARD ALL")
+		}, nil},
+		{"return, close", "leaked", func(_ *told, t *testing.T, c *sql.Conn) {
+			exec(t, c, "SELECT pg_advisory_lock(42)")
+			c.Close()
+		}, []pgadvlock.Option{pgadvlock.WithReset(pgadvlock.ResetClose)}},
+		{"return after the close of the DB", "leaked", func(k *told, t *testing.T, c *sql.Conn) {
+			exec(t, c, "SELECT pg_advisory_lock(42)")
+			k.db.Close()
+			c.Close()
+		}, nil},
+		{"panic in Raw", "lost", func(_ *told, t *testing.T, c *sql.Conn) {
+			exec(t, c, "SELECT pg_advisory_lock(42)")
+			defer func() { _ = recover() }()
+			_ = c.Raw(func(any) error { panic("no") })
+		}, nil},
+		{"context ended in another statement", "lost", func(_ *told, t *testing.T, c *sql.Conn) {
+			exec(t, c, "SELECT pg_advisory_lock(42)")
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+			defer cancel()
+			if _, err := c.ExecContext(ctx, "SELECT pg_sleep(10)"); err == nil {
+				t.Fatal("no error")
+			}
 		}, nil},
 		{"return", "leaked", func(_ *told, t *testing.T, c *sql.Conn) {
 			exec(t, c, "SELECT pg_advisory_lock(42)")
@@ -307,6 +440,144 @@ func TestHoldSpans(t *testing.T) {
 				t.Errorf("%d hold spans", len(n))
 			}
 		})
+	}
+}
+
+// A leak and a loss have no caller whose span could tell of them: each lock's own
+// span does, with the key of that lock and the line that took it.
+func TestFindingsAtTheReturnAreOnTheHoldSpans(t *testing.T) {
+	for _, c := range []struct {
+		name, event string
+		run         func(*told, *testing.T, *sql.Conn)
+		opts        []pgadvlock.Option
+	}{
+		{"leak", "leaked-session-lock", func(_ *told, _ *testing.T, c *sql.Conn) { c.Close() }, nil},
+		{"leak, discard all", "leaked-session-lock", func(_ *told, _ *testing.T, c *sql.Conn) { c.Close() },
+			[]pgadvlock.Option{pgadvlock.WithReset(pgadvlock.ResetDiscardAll)}},
+		{"leak, close", "leaked-session-lock", func(_ *told, _ *testing.T, c *sql.Conn) { c.Close() },
+			[]pgadvlock.Option{pgadvlock.WithReset(pgadvlock.ResetClose)}},
+		{"leak in a transaction", "leaked-session-lock", func(_ *told, t *testing.T, c *sql.Conn) {
+			exec(t, c, "BEGIN")
+			c.Close()
+		}, nil},
+		{"leak, observed", "leaked-session-lock", func(k *told, t *testing.T, c *sql.Conn) {
+			c.Close()
+			exec(t, k.conn(t), "SELECT pg_advisory_unlock_all()")
+		}, []pgadvlock.Option{pgadvlock.WithPreset(pgadvlock.PresetObserve)}},
+		{"loss, at the return", "lost-lock", func(k *told, _ *testing.T, c *sql.Conn) {
+			k.see.Exec("SELECT pg_terminate_backend(pid, 5000) FROM pg_locks WHERE locktype = 'advisory' AND objid = 42")
+			c.Close()
+		}, nil},
+		{"loss, at the next use", "lost-lock", func(k *told, t *testing.T, c *sql.Conn) {
+			k.see.Exec("SELECT pg_terminate_backend(pid, 5000) FROM pg_locks WHERE locktype = 'advisory' AND objid = 42")
+			_, _ = c.ExecContext(t.Context(), "SELECT 1")
+		}, nil},
+		{"off", "", func(_ *told, _ *testing.T, c *sql.Conn) { c.Close() },
+			[]pgadvlock.Option{pgadvlock.WithRule(pgadvlock.RuleLeakedSessionLock, pgadvlock.LevelOff)}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var inHandler trace.SpanContext
+			k := tell(t, freshDSN(t), append(c.opts, pgadvlock.WithEventHandler(func(ctx context.Context, _ pgadvlock.Event) {
+				inHandler = trace.SpanContextFromContext(ctx)
+			}))...)
+			k.db.SetMaxOpenConns(1)
+			conn := k.conn(t)
+			exec(t, conn, "SELECT pg_advisory_lock(42)")
+			exec(t, conn, "SELECT pg_advisory_lock_shared(4, 2)")
+			c.run(k, t, conn)
+			holds := slices.DeleteFunc(k.spans.GetSpans(), func(s tracetest.SpanStub) bool { return s.Name != "advisory lock held" })
+			if len(holds) != 2 {
+				t.Fatalf("%d hold spans", len(holds))
+			}
+			for i, held := range holds {
+				if c.event == "" {
+					if len(held.Events) != 0 {
+						t.Errorf("events %+v", held.Events)
+					}
+					continue
+				}
+				if len(held.Events) != 1 || held.Events[0].Name != "pgadvlock "+c.event {
+					t.Fatalf("events %+v", held.Events)
+				}
+				want := map[string]string{"pgadvlock.rule": c.event, "pgadvlock.level": "warn"}
+				for _, key := range []string{"pgadvlock.key", "code.line.number", "pgadvlock.backend_pid"} {
+					want[key] = attr(held.Attributes, key)
+				}
+				assertAttrs(t, held.Events[0].Attributes, want)
+				// whose span is in the context, for logs and the handler
+				if i == 0 && !inHandler.Equal(held.SpanContext) {
+					t.Errorf("the handler is given %v, not %v", inHandler, held.SpanContext)
+				}
+			}
+		})
+	}
+}
+
+// hiding is a middleware that does not forward driver.Validator.
+type hiding struct{ driver.Connector }
+
+type hidingConn struct {
+	driver.Conn
+	driver.QueryerContext
+	driver.ExecerContext
+	driver.SessionResetter
+}
+
+func (h hiding) Connect(ctx context.Context) (driver.Conn, error) {
+	c, err := h.Connector.Connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return hidingConn{c, c.(driver.QueryerContext), c.(driver.ExecerContext), c.(driver.SessionResetter)}, nil
+}
+
+func TestAHiddenReturnIsOnTheHoldSpan(t *testing.T) {
+	k := tell(t, freshDSN(t))
+	c, ok := pgadvlock.ConnectorOf(k.db)
+	if !ok {
+		t.Fatal("no Connector")
+	}
+	db := sql.OpenDB(hiding{c})
+	defer db.Close()
+	for range 2 { // what the first leaves behind, the second finds
+		conn, err := db.Conn(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		exec(t, conn, "SELECT pg_advisory_lock(42)")
+		conn.Close()
+	}
+	if e := k.span(t, "advisory lock held").Events; len(e) == 0 || e[0].Name != "pgadvlock return-hook-hidden" || attr(e[0].Attributes, "pgadvlock.key") != "42" {
+		t.Errorf("events %+v", e)
+	}
+}
+
+// A loss that a statement meets is told on its caller's span as well.
+func TestALossIsAlsoOnTheCallersSpan(t *testing.T) {
+	k := tell(t, freshDSN(t))
+	conn := k.conn(t)
+	exec(t, conn, "SELECT pg_advisory_lock(42)")
+	k.see.Exec("SELECT pg_terminate_backend(pid, 5000) FROM pg_locks WHERE locktype = 'advisory'")
+	ctx, caller := k.tracer.Start(t.Context(), "caller")
+	_, _ = conn.ExecContext(ctx, "SELECT 1")
+	caller.End()
+	for _, name := range []string{"caller", "advisory lock held"} {
+		if e := k.span(t, name).Events; len(e) != 1 || e[0].Name != "pgadvlock lost-lock" || attr(e[0].Attributes, "pgadvlock.key") != "42" {
+			t.Errorf("%s: events %+v", name, e)
+		}
+	}
+}
+
+// A handler that panics is survived, and counted.
+func TestHandlerPanicsAreCounted(t *testing.T) {
+	k := tell(t, freshDSN(t), pgadvlock.WithEventHandler(func(context.Context, pgadvlock.Event) { panic("no") }))
+	for range 2 {
+		conn := k.conn(t)
+		exec(t, conn, "SELECT pg_advisory_lock(42)")
+		conn.Close()
+	}
+	if m := k.collect(t); m["pgadvlock.handler_panics{}"] != 2 || m["pgadvlock.events{level=warn,rule=leaked-session-lock}"] != 2 {
+		t.Errorf("metrics %v", m)
 	}
 }
 
@@ -366,6 +637,48 @@ func TestBlockers(t *testing.T) {
 			}
 		})
 	}
+	t.Run("a chain", func(t *testing.T) {
+		// The observer has 1, the middle has 2 and waits for 1, the last waits for 2.
+		k := tell(t, freshDSN(t), soon)
+		middle, last := k.conn(t), k.conn(t)
+		exec(t, middle, "SELECT pg_advisory_lock(2)")
+		k.see.Lock(1)
+		var middlePID int
+		if err := middle.QueryRowContext(t.Context(), "SELECT pg_backend_pid()").Scan(&middlePID); err != nil {
+			t.Fatal(err)
+		}
+		waited := make(chan error, 2)
+		wait := func(c *sql.Conn, key int64) {
+			go func() {
+				_, err := c.ExecContext(context.Background(), "SELECT pg_advisory_lock($1)", key)
+				waited <- err
+			}()
+			pgtest.Eventually(t, 5*time.Second, "a waiter", func() bool { return k.see.Waiting(key) })
+		}
+		wait(middle, 1)
+		wait(last, 2)
+		pgtest.Eventually(t, 5*time.Second, "both have asked", func() bool { return k.collect(t)["pgadvlock.blocker_lookups{result=ok}"] == 2 })
+		k.see.Unlock(1)
+		if err := <-waited; err != nil {
+			t.Fatal(err)
+		}
+		exec(t, middle, "SELECT pg_advisory_unlock(2)")
+		if err := <-waited; err != nil {
+			t.Fatal(err)
+		}
+		holders := map[string]string{}
+		for _, s := range k.spans.GetSpans() {
+			for _, e := range s.Events {
+				if e.Name == "advisory lock blocked" {
+					holders[attr(s.Attributes, "pgadvlock.key")] = attr(e.Attributes, "pgadvlock.holder.pid") + attr(e.Attributes, "pgadvlock.holder.state")
+				}
+			}
+		}
+		want := map[string]string{"1": fmt.Sprintf(`[%d]["idle"]`, k.see.PID()), "2": fmt.Sprintf(`[%d]["active"]`, middlePID)}
+		if !maps.Equal(holders, want) {
+			t.Errorf("holders by key: %v, want %v", holders, want)
+		}
+	})
 	t.Run("on the same Connector", func(t *testing.T) {
 		k := tell(t, freshDSN(t), soon)
 		k.db.SetMaxOpenConns(2) // exhausted: the lookup needs none of the pool
@@ -530,9 +843,176 @@ func TestMetrics(t *testing.T) {
 			t.Errorf("%s is %v, want %v", key, m[key], want)
 		}
 	}
+	if locks := k.see.Locks(); m["pgadvlock.locks.held{lock_mode=exclusive,scope=session}"] != 2 || len(locks) != 2 {
+		t.Errorf("held %v, pg_locks has %v", m, locks)
+	}
 	k.db.Close()
-	if m := k.collect(t); m["pgadvlock.connections{pool_mode=direct}"] != 0 {
-		t.Errorf("after Close: %v", m)
+	m = k.collect(t)
+	for _, observed := range []string{"pgadvlock.connections{pool_mode=direct}", "pgadvlock.locks.waiting{}", "pgadvlock.locks.oldest{}"} {
+		if v, ok := m[observed]; ok {
+			t.Errorf("after Close %s is observed, as %v", observed, v)
+		}
+	}
+}
+
+// pools reads one metric, by the name of the pool; every point must have one.
+func pools(t *testing.T, reader *sdkmetric.ManualReader, metric string) map[string]float64 {
+	t.Helper()
+	var data metricdata.ResourceMetrics
+	if err := reader.Collect(context.Background(), &data); err != nil {
+		t.Fatal(err)
+	}
+	values := map[string]float64{}
+	add := func(name string, set attribute.Set, value float64) {
+		pool, ok := set.Value("db.client.connection.pool.name")
+		if !ok {
+			t.Errorf("%s: no pool name in %v", name, set.ToSlice())
+		}
+		if name == metric {
+			values[pool.AsString()] += value
+		}
+	}
+	for _, scope := range data.ScopeMetrics {
+		for _, m := range scope.Metrics {
+			switch d := m.Data.(type) {
+			case metricdata.Sum[int64]:
+				for _, p := range d.DataPoints {
+					add(m.Name, p.Attributes, float64(p.Value))
+				}
+			case metricdata.Gauge[float64]:
+				for _, p := range d.DataPoints {
+					add(m.Name, p.Attributes, p.Value)
+				}
+			case metricdata.Histogram[float64]:
+				for _, p := range d.DataPoints {
+					add(m.Name, p.Attributes, float64(p.Count))
+				}
+			}
+		}
+	}
+	return values
+}
+
+// Connectors on one database do not hide each other's locks: each has a name of
+// its own, which is free again when it is closed.
+func TestEachConnectorIsMeasured(t *testing.T) {
+	reader := sdkmetric.NewManualReader()
+	meters := pgadvlock.WithMeterProvider(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)))
+	dsn := freshDSN(t)
+	u, err := url.Parse(dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, second := u.Host+u.Path, u.Host+u.Path+"#2" // server.address:server.port/db.namespace
+	a, b := tell(t, dsn, meters), tell(t, dsn, meters)
+	if m := pools(t, reader, "pgadvlock.connections"); len(m) != 0 {
+		t.Errorf("before there is a connection: %v", m)
+	}
+	holder := a.conn(t)
+	exec(t, holder, "SELECT pg_advisory_lock(42)")
+	exec(t, b.conn(t), "SELECT pg_advisory_xact_lock(43)")
+	assert := func(metric string, want map[string]float64) {
+		t.Helper()
+		if got := pools(t, reader, metric); !maps.Equal(got, want) {
+			t.Errorf("%s: %v, want %v", metric, got, want)
+		}
+	}
+	oldest := pools(t, reader, "pgadvlock.locks.oldest")
+	if len(oldest) != 2 || oldest[first] <= 0 || oldest[second] != 0 {
+		t.Errorf("the oldest: %v", oldest)
+	}
+	assert("pgadvlock.locks.held", map[string]float64{first: 1})
+	assert("pgadvlock.locks.waiting", map[string]float64{first: 0, second: 0})
+	assert("pgadvlock.connections", map[string]float64{first: 1, second: 1})
+	assert("pgadvlock.wait.duration", map[string]float64{first: 1, second: 1})
+
+	for range 3 { // one after the other they are the same pool
+		b.db.Close()
+		assert("pgadvlock.connections", map[string]float64{first: 1})
+		b = tell(t, dsn, meters)
+		b.conn(t)
+		assert("pgadvlock.connections", map[string]float64{first: 1, second: 1})
+	}
+	exec(t, holder, "SELECT pg_advisory_unlock(42)")
+	holder.Close()
+	a.db.Close()
+	a.db.Close()
+	c := tell(t, dsn, meters)
+	c.conn(t)
+	assert("pgadvlock.connections", map[string]float64{first: 1, second: 1})
+}
+
+// A name that was given is used, and still tells two Connectors apart.
+func TestPoolName(t *testing.T) {
+	reader := sdkmetric.NewManualReader()
+	meters := pgadvlock.WithMeterProvider(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)))
+	dsn := freshDSN(t)
+	name := "worker/" + t.Name()
+	tell(t, dsn, meters, pgadvlock.WithPoolName(name)).conn(t)
+	t.Setenv("PGADVLOCK_POOL_NAME", name)
+	tell(t, dsn, meters).conn(t)
+	if m := pools(t, reader, "pgadvlock.connections"); !maps.Equal(m, map[string]float64{name: 1, name + "#2": 1}) {
+		t.Errorf("%v", m)
+	}
+}
+
+// Whatever was done, at a quiet moment the gauges are what pg_locks says.
+func TestGaugesAreWhatPgLocksSays(t *testing.T) {
+	k := tell(t, freshDSN(t), pgadvlock.WithRule(pgadvlock.RulePooledSessionLock, pgadvlock.LevelOff))
+	random := rand.New(rand.NewPCG(1, uint64(time.Now().UnixNano())))
+	conns := make([]*sql.Conn, 3)
+	open := make([]bool, len(conns)) // in a transaction
+	key := func() int { return random.IntN(4) }
+	var done []string
+	for step := range 300 {
+		i := random.IntN(len(conns))
+		if conns[i] == nil {
+			conns[i] = k.conn(t)
+		}
+		var query string
+		switch random.IntN(11) {
+		case 0, 1:
+			query = fmt.Sprintf("SELECT pg_try_advisory_lock(%d)", key())
+		case 2:
+			query = fmt.Sprintf("SELECT pg_try_advisory_lock_shared(1, %d)", key())
+		case 3:
+			query = fmt.Sprintf("SELECT pg_advisory_lock_shared(%d)", 10+key())
+		case 4, 5:
+			query = fmt.Sprintf("SELECT pg_advisory_unlock(%d), pg_advisory_unlock_shared(1, %d)", key(), key())
+		case 6:
+			query = "SELECT pg_advisory_unlock_all()"
+		case 7, 8: // keys of their own: pg_locks has one row for both scopes
+			query = fmt.Sprintf("SELECT pg_try_advisory_xact_lock(2, %d)", key())
+		case 9:
+			query, open[i] = map[bool]string{false: "BEGIN", true: "ROLLBACK"}[open[i]], !open[i]
+		case 10:
+			query, open[i] = "return", false
+		}
+		done = append(done, fmt.Sprint(i, ": ", query))
+		if query == "return" {
+			conns[i].Close()
+			conns[i] = nil
+		} else {
+			exec(t, conns[i], query)
+		}
+		if step%5 != 0 {
+			continue
+		}
+		want, got := map[string]float64{}, k.collect(t)
+		for _, l := range k.see.Locks() {
+			scope := "session"
+			if a, _, ok := l.Pair(); ok && a == 2 {
+				scope = "transaction"
+			}
+			want[fmt.Sprintf("pgadvlock.locks.held{lock_mode=%s,scope=%s}", strings.ToLower(strings.TrimSuffix(l.Mode, "Lock")), scope)]++
+		}
+		oldest := got["pgadvlock.locks.oldest{}"]
+		waiting := got["pgadvlock.locks.waiting{}"]
+		maps.DeleteFunc(got, func(name string, _ float64) bool { return !strings.HasPrefix(name, "pgadvlock.locks.held") })
+		session := want["pgadvlock.locks.held{lock_mode=exclusive,scope=session}"] + want["pgadvlock.locks.held{lock_mode=share,scope=session}"]
+		if !maps.Equal(want, got) || waiting != 0 || (oldest > 0) != (session > 0) {
+			t.Fatalf("pg_locks %v, gauges %v, %v waiting, the oldest %v; after\n%s", want, got, waiting, oldest, strings.Join(done, "\n"))
+		}
 	}
 }
 

@@ -203,6 +203,9 @@ func check(t *testing.T, to database, spans []seen) {
 	if unlocked.failed || !leaked.failed {
 		t.Errorf("an unlock that failed, or a leak that did not: %+v, %+v", unlocked, leaked)
 	}
+	if len(leaked.events) != 1 || leaked.events[0].name != "pgadvlock leaked-session-lock" || leaked.events[0].attrs["pgadvlock.key"] != "77" {
+		t.Errorf("the leak has the events %+v", leaked.events)
+	}
 	only(t, spans, "worker-1", "job refund", "pg_advisory_unlock", map[string]string{"pgadvlock.outcome": "released", "pgadvlock.blocking": "false"})
 
 	// What a rule refused is an error with the rule's name, and an event of the job.

@@ -84,7 +84,12 @@ func busy(t *testing.T) (url string) {
 	dsn := server.DSN(server.NewDB(t))
 	see := pgtest.Observe(t, dsn)
 	s, err := newService(dsn, pgadvlock.WithLogger(slog.New(slog.DiscardHandler)),
-		pgadvlock.WithBlockerAfter(20*time.Millisecond), pgadvlock.WithWaitWarning(40*time.Millisecond))
+		pgadvlock.WithBlockerAfter(20*time.Millisecond), pgadvlock.WithWaitWarning(40*time.Millisecond),
+		pgadvlock.WithEventHandler(func(_ context.Context, e pgadvlock.Event) {
+			if e.Rule == pgadvlock.RuleLongWait {
+				panic("a handler's own mistake")
+			}
+		}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,6 +175,8 @@ func TestExposition(t *testing.T) {
 		`pgadvlock_events_total{pgadvlock_rule="lost-lock"}`:                                                                                  1,
 		`pgadvlock_events_total{pgadvlock_rule="long-wait"}`:                                                                                  1,
 		`pgadvlock_resets_total{pgadvlock_reset="unlock_all", pgadvlock_result="ok"}`:                                                         1,
+		`pgadvlock_handler_panics_total`:                                                                                                      1,
+		`pgadvlock_blocker_lookups_total{pgadvlock_result="ok"}`:                                                                              1,
 		`pgadvlock_locks_held{pgadvlock_scope="session", pgadvlock_lock_mode="exclusive"}`:                                                    1,
 		`pgadvlock_locks_waiting{db_system_name="postgresql", server_address="127.0.0.1"}`:                                                    0,
 	} {
@@ -185,6 +192,11 @@ func TestExposition(t *testing.T) {
 		t.Errorf("the oldest lock is %vs old", age)
 	}
 	for _, s := range all {
+		ours := strings.HasPrefix(s.labels.Get(model.MetricNameLabel), "pgadvlock_")
+		pool := fmt.Sprintf("127.0.0.1:%s/%s", s.labels.Get("server_port"), s.labels.Get("db_namespace"))
+		if ours && s.labels.Get("db_client_connection_pool_name") != pool {
+			t.Errorf("not of the pool %s: %s", pool, s.labels)
+		}
 		if s.labels.Get("pgadvlock_key") != "" {
 			t.Errorf("a key in a label: %s", s.labels)
 		}
@@ -194,7 +206,7 @@ func TestExposition(t *testing.T) {
 var promQL = parser.NewParser(parser.Options{})
 
 // query is an expression of the dashboard or of an alert rule.
-type query struct{ where, expr string }
+type query struct{ where, expr, legend string }
 
 // dashboardQueries are the panels' queries and the variables', with the
 // dashboard's own variables filled in.
@@ -207,7 +219,7 @@ func dashboardQueries(t *testing.T) (queries []query) {
 	var dashboard struct {
 		Panels []struct {
 			Title   string
-			Targets []struct{ Expr string }
+			Targets []struct{ Expr, LegendFormat string }
 		}
 		Templating struct {
 			List []struct{ Name, Type, Definition string }
@@ -224,7 +236,7 @@ func dashboardQueries(t *testing.T) (queries []query) {
 			if !ok {
 				t.Fatalf("variable %s: %s", v.Name, v.Definition)
 			}
-			queries = append(queries, query{"variable " + v.Name, selector[:strings.LastIndex(selector, ",")]})
+			queries = append(queries, query{where: "variable " + v.Name, expr: selector[:strings.LastIndex(selector, ",")]})
 		}
 	}
 	for _, p := range dashboard.Panels {
@@ -232,7 +244,7 @@ func dashboardQueries(t *testing.T) (queries []query) {
 			t.Errorf("panel %s is empty", p.Title)
 		}
 		for _, target := range p.Targets {
-			queries = append(queries, query{"panel " + p.Title, target.Expr})
+			queries = append(queries, query{"panel " + p.Title, target.Expr, target.LegendFormat})
 		}
 	}
 	fill := strings.NewReplacer(variables...)
@@ -260,7 +272,7 @@ func TestQueriesMeetTheExposition(t *testing.T) {
 	all := scrape(t, busy(t))
 	queries := dashboardQueries(t)
 	for _, r := range alertRules(t) {
-		queries = append(queries, query{"alert " + r.Alert, r.Expr})
+		queries = append(queries, query{where: "alert " + r.Alert, expr: r.Expr})
 		for _, text := range r.Annotations {
 			for _, label := range regexp.MustCompile(`\$labels\.(\w+)`).FindAllStringSubmatch(text, -1) {
 				if expr, _ := promQL.ParseExpr(r.Expr); !slices.Contains(grouping(expr), label[1]) {
@@ -292,6 +304,11 @@ func TestQueriesMeetTheExposition(t *testing.T) {
 			}
 			return nil
 		})
+		for _, label := range regexp.MustCompile(`{{(\w+)}}`).FindAllStringSubmatch(q.legend, -1) {
+			if !slices.Contains(grouping(expr), label[1]) {
+				t.Errorf("%s: its legend shows the label %s, which it does not have", q.where, label[1])
+			}
+		}
 		for _, label := range grouping(expr) {
 			if !ours[label] && !slices.Contains(byPrometheus, label) {
 				t.Errorf("%s groups by %s, which no series has", q.where, label)
@@ -375,6 +392,8 @@ func TestAlertsFire(t *testing.T) {
 		"AdvisoryLockIdleHolder": {
 			"two hours": {"pgadvlock_locks_oldest_seconds{" + of + "} 0+60x120\n", 2 * time.Hour, true},
 			"a minute":  {"pgadvlock_locks_oldest_seconds{" + of + "} 60x120\n", 2 * time.Hour, false},
+			"one of two pools": {"pgadvlock_locks_oldest_seconds{" + of + `, db_client_connection_pool_name="a"} 0+60x120` + "\n" +
+				"pgadvlock_locks_oldest_seconds{" + of + `, db_client_connection_pool_name="a#2"} 0x120` + "\n", 2 * time.Hour, true},
 		},
 		"AdvisoryLockLost": {
 			"first loss": {event("lost-lock", "warn", "_x20 1x10"), 22 * time.Minute, true},
