@@ -420,22 +420,42 @@ func (c *Conn) holdersOf(at ledger.Attempt[origin]) string {
 	return fmt.Sprintf(sqlHolders, wanted)
 }
 
-// watch watches over a wait from beside it: after pgadvlock_blocker_after and
-// pgadvlock_wait_warning it asks who holds the lock. Until the first of them it
-// is no more than a timer.
+// watch watches over a connection's waits from beside them: after
+// pgadvlock_blocker_after and pgadvlock_wait_warning it asks who holds the lock.
+//
+// Nearly all waits are over long before. To set a timer for each and stop it again
+// wakes up the runtime's poller every time, which takes longer than the wait; so a
+// timer that is set stays, and finds out when it goes off what there is to watch.
 type watch struct {
-	span        waitSpan
-	waited      ledger.Attempt[origin]
-	tell, warn  time.Duration // when the span is told, and when a warning is given; 0: not
-	timer       *time.Timer
-	mu          sync.Mutex         // guards the rest
-	over        bool               // the wait has ended
+	timer *time.Timer // nil until the first wait
+
+	mu  sync.Mutex // guards the rest
+	due time.Time  // when the timer goes off; zero: it is not set
+	on  bool       // whether there is a wait
+	wait
+}
+
+// wait is a wait that is watched.
+type wait struct {
+	span       waitSpan
+	waited     *ledger.Attempt[origin]
+	tell, warn time.Duration // when the span is told, and when a warning is given; 0: not
+
 	interrupt   context.CancelFunc // ends what runs; nil when nothing does
 	interrupted chan struct{}      // closed when it has ended
 }
 
-// watchWait begins to watch over a wait. It returns nil when there is nothing to
-// do; else stop must be called when the wait has ended.
+// first is when there is something to do.
+func (w *wait) first() time.Time {
+	after := min(w.tell, w.warn)
+	if after == 0 {
+		after = max(w.tell, w.warn)
+	}
+	return w.span.began.Add(after)
+}
+
+// watchWait begins to watch over a wait, where there is something to do. The watch
+// must be stopped when the wait has ended.
 func (c *Conn) watchWait(span waitSpan) *watch {
 	i := slices.IndexFunc(span.attempts, func(at ledger.Attempt[origin]) bool { return at.Func.Blocking() })
 	if i < 0 || c.pgx == nil {
@@ -451,41 +471,76 @@ func (c *Conn) watchWait(span waitSpan) *watch {
 	if tell == 0 && warn == 0 {
 		return nil
 	}
-	w := &watch{span: span, waited: span.attempts[i], tell: tell, warn: warn}
-	first := min(tell, warn)
-	if first == 0 {
-		first = max(tell, warn)
+	if c.watch == nil {
+		c.watch = &watch{}
 	}
-	w.timer = time.AfterFunc(first, w.run)
+	w := c.watch
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.on, w.wait = true, wait{span: span, waited: &span.attempts[i], tell: tell, warn: warn}
+	w.set(w.first())
 	return w
 }
 
-// stop ends the watch. Nothing runs any more when it returns.
+// set sets the timer, unless it goes off before.
+func (w *watch) set(due time.Time) {
+	switch after := time.Until(due); {
+	case !w.due.IsZero() && !due.Before(w.due):
+		return
+	case w.timer == nil:
+		w.timer = time.AfterFunc(after, w.goOff)
+	default:
+		w.timer.Reset(after)
+	}
+	w.due = due
+}
+
+// stop ends the watch over the wait. Nothing of it runs any more when it returns.
 func (w *watch) stop() {
-	if w == nil || w.timer.Stop() {
+	if w == nil {
 		return
 	}
 	w.mu.Lock()
-	w.over = true
 	interrupt, interrupted := w.interrupt, w.interrupted
+	w.on = false
 	w.mu.Unlock()
 	if interrupt != nil {
 		interrupt()
 		<-interrupted
 	}
+	w.wait = wait{} // what it refers to is not kept
 }
 
-func (w *watch) run() {
+// close is for the end of the connection.
+func (w *watch) close() {
+	if w != nil && w.timer != nil {
+		w.timer.Stop() // if it goes off all the same, there is no wait
+	}
+}
+
+// goOff is called by the timer.
+func (w *watch) goOff() {
+	w.mu.Lock()
+	w.due = time.Time{}
+	if !w.on || w.interrupt != nil { // the timer was set twice
+		w.mu.Unlock()
+		return
+	}
+	if first := w.first(); time.Now().Before(first) {
+		w.set(first) // an earlier wait's is what went off
+		w.mu.Unlock()
+		return
+	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(w.span.ctx))
 	defer cancel()
-	w.mu.Lock()
-	over := w.over
 	w.interrupt, w.interrupted = cancel, make(chan struct{})
 	w.mu.Unlock()
 	defer close(w.interrupted)
-	if over {
-		return
-	}
+	w.watch(ctx)
+}
+
+// watch goes through the steps of a wait until it is over.
+func (w *wait) watch(ctx context.Context) {
 	type step struct {
 		after time.Duration
 		do    func(context.Context)
@@ -503,16 +558,16 @@ func (w *watch) run() {
 	}
 }
 
-func (w *watch) tellSpan(ctx context.Context) {
-	if holders, err := w.span.conn.holders(ctx, w.waited); err == nil && ctx.Err() == nil {
+func (w *wait) tellSpan(ctx context.Context) {
+	if holders, err := w.span.conn.holders(ctx, *w.waited); err == nil && ctx.Err() == nil {
 		w.span.blocked(holders)
 	}
 }
 
-func (w *watch) warnOfIt(ctx context.Context) {
-	holders, err := w.span.conn.holders(ctx, w.waited)
+func (w *wait) warnOfIt(ctx context.Context) {
+	holders, err := w.span.conn.holders(ctx, *w.waited)
 	if ctx.Err() == nil {
-		_ = w.span.conn.object(ctx, RuleLongWait, []Lock{attemptedLock(w.waited)}, w.waited.Origin.caller, heldBy(holders, err)) // nobody to refuse
+		_ = w.span.conn.object(ctx, RuleLongWait, []Lock{attemptedLock(*w.waited)}, w.waited.Origin.caller, heldBy(holders, err)) // nobody to refuse
 	}
 }
 
