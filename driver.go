@@ -474,9 +474,9 @@ func (c *Conn) Ping(ctx context.Context) error {
 	return nil
 }
 
-// Close implements driver.Conn. Locks that are still held end with the
-// connection, also where the inner Close would only hand it back to another
-// pool.
+// Close implements driver.Conn. Locks that are still held are released first,
+// or end with the connection, also where the inner Close would only hand it
+// back to another pool.
 func (c *Conn) Close() error {
 	c.connector.forget(c)
 	c.abandon()

@@ -36,8 +36,8 @@ const (
 	// RuleUnprovenPooling: a session lock through something whose pool mode
 	// could not be found out.
 	RuleUnprovenPooling Rule = "unproven-pooling"
-	// RuleLeakedSessionLock: a connection came back into the pool while it
-	// held a session lock. The lock is released as well (see [WithReset]).
+	// RuleLeakedSessionLock: a connection came back into the pool, or was
+	// closed by database/sql, while it held a session lock. The lock is released as well (see [WithReset]).
 	// At LevelError it acts as at LevelWarn: there is nobody to refuse.
 	RuleLeakedSessionLock Rule = "leaked-session-lock"
 	// RuleUnlockNotHeld: pg_advisory_unlock answered false, because of a wrong
