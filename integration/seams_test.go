@@ -564,6 +564,43 @@ func TestIssue_newrelicGoAgent435(t *testing.T) {
 	}
 }
 
+// What Exec sends as a query goes by the extended protocol where pgx's goes by
+// the simple one, which shows in the place of the server's source that an error
+// names, and in nothing else of it.
+func TestProtocolOfExec(t *testing.T) {
+	server, name, _ := database(t)
+	failed := func(driver, query string) pgconn.PgError {
+		db := byName(driver)(t, server.DSN(name))
+		defer db.Close()
+		conn, err := db.Conn(t.Context())
+		must(t, err)
+		defer conn.Close()
+		exec(t, conn, "BEGIN")
+		_, err = conn.ExecContext(t.Context(), "SELECT 1/0")
+		if err == nil {
+			t.Error("1/0 succeeded")
+		}
+		_, err = conn.ExecContext(t.Context(), query)
+		var pg *pgconn.PgError
+		if !errors.As(err, &pg) {
+			t.Fatalf("error %v", err)
+		}
+		return *pg
+	}
+	for query, routine := range map[string]string{
+		"SELECT pg_try_advisory_lock(1)": "exec_parse_message", "SELECT pg_advisory_unlock(1)": "exec_parse_message", "SELECT pg_advisory_lock(1)": "exec_simple_query",
+	} {
+		want, got := failed("pgx", query), failed("pgadvlock", query)
+		if want.Routine != "exec_simple_query" || got.Routine != routine {
+			t.Errorf("%s: on pgx from %s, on pgadvlock from %s", query, want.Routine, got.Routine)
+		}
+		want.Routine, want.Line = got.Routine, got.Line
+		if got != want {
+			t.Errorf("%s: on pgx %+v, on pgadvlock %+v", query, want, got)
+		}
+	}
+}
+
 // pgx's statement caches are as large as the DSN says, lock statements in them
 // or not.
 func TestStatementCacheSettings(t *testing.T) {
