@@ -266,12 +266,12 @@ func (c *Conn) send(ctx context.Context, sql string) error {
 	if !errors.Is(err, driver.ErrSkip) {
 		return err
 	}
-	stmt, err := c.preparer.PrepareContext(ctx, sql)
+	inner, err := c.preparer.PrepareContext(ctx, sql)
 	if err != nil {
 		return err
 	}
-	defer stmt.Close()
-	_, err = stmt.Exec(nil)
+	defer inner.Close()
+	_, err = (&stmt{Stmt: inner}).sendExec(ctx, nil)
 	return err
 }
 
@@ -294,6 +294,14 @@ func (c *Conn) query(ctx context.Context, sql string, nth int) (found [][]string
 		return found, nil
 	}
 	rows, err := c.queryer.QueryContext(ctx, sql, nil)
+	if errors.Is(err, driver.ErrSkip) {
+		inner, prepareErr := c.preparer.PrepareContext(ctx, sql)
+		if prepareErr != nil {
+			return nil, prepareErr
+		}
+		defer inner.Close()
+		rows, err = (&stmt{Stmt: inner}).sendQuery(ctx, nil)
+	}
 	if err != nil {
 		return nil, err
 	}
