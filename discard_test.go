@@ -89,12 +89,13 @@ func TestRoundTripsOfDiscardAll(t *testing.T) {
 		want       int64
 	}{
 		{"clean", nil, []string{"SELECT 1"}, 0},
-		{"exact", nil, []string{"SELECT pg_advisory_lock(1)"}, 3},                                                                                                               // DISCARD ALL, DEALLOCATE ALL, pgadvlock_dead_peer
-		{"tainted", nil, []string{"DO $$ BEGIN PERFORM pg_advisory_lock(1); END $$"}, 4},                                                                                        // the report as well
-		{"always", []pgadvlock.Option{pgadvlock.WithResetWhen(pgadvlock.ResetAlways)}, []string{"SELECT pg_advisory_lock(1)"}, 3},                                               // asked before
-		{"always, nothing locked", []pgadvlock.Option{pgadvlock.WithResetWhen(pgadvlock.ResetAlways)}, []string{"SELECT 1"}, 5},                                                 // the question whether it is direct, and the report
-		{"always, pool mode given", []pgadvlock.Option{pgadvlock.WithResetWhen(pgadvlock.ResetAlways), pgadvlock.WithPoolMode(pgadvlock.PoolSession)}, []string{"SELECT 1"}, 3}, // with the report
-		{"transaction left open", nil, []string{"BEGIN", "SELECT pg_advisory_lock(1)"}, 3},                                                                                      // ROLLBACK, release, Terminate
+		{"exact", nil, []string{"SELECT pg_advisory_lock(1)"}, 3}, // DISCARD ALL, DEALLOCATE ALL, pgadvlock_dead_peer
+		{"exact, with a hook", []pgadvlock.Option{pgadvlock.WithAfterConnect(func(context.Context, *pgx.Conn) error { return nil })}, []string{"SELECT pg_advisory_lock(1)"}, 5}, // the report, since the hook had the connection, and a release of what it locked
+		{"tainted", nil, []string{"DO $$ BEGIN PERFORM pg_advisory_lock(1); END $$"}, 4},                                                                                         // the report as well
+		{"always", []pgadvlock.Option{pgadvlock.WithResetWhen(pgadvlock.ResetAlways)}, []string{"SELECT pg_advisory_lock(1)"}, 3},                                                // asked before
+		{"always, nothing locked", []pgadvlock.Option{pgadvlock.WithResetWhen(pgadvlock.ResetAlways)}, []string{"SELECT 1"}, 5},                                                  // the question whether it is direct, and the report
+		{"always, pool mode given", []pgadvlock.Option{pgadvlock.WithResetWhen(pgadvlock.ResetAlways), pgadvlock.WithPoolMode(pgadvlock.PoolSession)}, []string{"SELECT 1"}, 3},  // with the report
+		{"transaction left open", nil, []string{"BEGIN", "SELECT pg_advisory_lock(1)"}, 3},                                                                                       // ROLLBACK, release, Terminate
 		{"transaction pooling", []pgadvlock.Option{pgadvlock.WithPoolMode(pgadvlock.PoolTransaction), pgadvlock.WithResetWhen(pgadvlock.ResetAlways)}, []string{"SELECT 1"}, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
