@@ -566,11 +566,12 @@ func TestIssue_newrelicGoAgent435(t *testing.T) {
 
 // What Exec sends as a query goes by the extended protocol where pgx's goes by
 // the simple one, which shows in the place of the server's source that an error
-// names, and in nothing else of it.
+// names, and in nothing else of it. Where the simple one was asked for, the server
+// may know no other.
 func TestProtocolOfExec(t *testing.T) {
 	server, name, _ := database(t)
-	failed := func(driver, query string) pgconn.PgError {
-		db := byName(driver)(t, server.DSN(name))
+	failed := func(driver, params, query string) pgconn.PgError {
+		db := byName(driver)(t, server.DSN(name)+params)
 		defer db.Close()
 		conn, err := db.Conn(t.Context())
 		must(t, err)
@@ -587,16 +588,18 @@ func TestProtocolOfExec(t *testing.T) {
 		}
 		return *pg
 	}
-	for query, routine := range map[string]string{
-		"SELECT pg_try_advisory_lock(1)": "exec_parse_message", "SELECT pg_advisory_unlock(1)": "exec_parse_message", "SELECT pg_advisory_lock(1)": "exec_simple_query",
+	const simple, extended = "exec_simple_query", "exec_parse_message"
+	for _, c := range []struct{ params, query, routine string }{
+		{"", "SELECT pg_try_advisory_lock(1)", extended}, {"", "SELECT pg_advisory_unlock(1)", extended}, {"", "SELECT pg_advisory_lock(1)", simple},
+		{"&default_query_exec_mode=simple_protocol", "SELECT pg_try_advisory_lock(1)", simple},
 	} {
-		want, got := failed("pgx", query), failed("pgadvlock", query)
-		if want.Routine != "exec_simple_query" || got.Routine != routine {
-			t.Errorf("%s: on pgx from %s, on pgadvlock from %s", query, want.Routine, got.Routine)
+		want, got := failed("pgx", c.params, c.query), failed("pgadvlock", c.params, c.query)
+		if want.Routine != simple || got.Routine != c.routine {
+			t.Errorf("%v: on pgx from %s, on pgadvlock from %s", c, want.Routine, got.Routine)
 		}
 		want.Routine, want.Line = got.Routine, got.Line
 		if got != want {
-			t.Errorf("%s: on pgx %+v, on pgadvlock %+v", query, want, got)
+			t.Errorf("%v: on pgx %+v, on pgadvlock %+v", c, want, got)
 		}
 	}
 }
