@@ -89,10 +89,13 @@ func TestRoundTripsOfDiscardAll(t *testing.T) {
 		want       int64
 	}{
 		{"clean", nil, []string{"SELECT 1"}, 0},
-		{"exact", nil, []string{"SELECT pg_advisory_lock(1)"}, 3},                                                                 // DISCARD ALL, DEALLOCATE ALL, pgadvlock_dead_peer
-		{"tainted", nil, []string{"DO $$ BEGIN PERFORM pg_advisory_lock(1); END $$"}, 4},                                          // the report as well
-		{"always", []pgadvlock.Option{pgadvlock.WithResetWhen(pgadvlock.ResetAlways)}, []string{"SELECT pg_advisory_lock(1)"}, 3}, // asked before
-		{"transaction left open", nil, []string{"BEGIN", "SELECT pg_advisory_lock(1)"}, 3},                                        // ROLLBACK, release, Terminate
+		{"exact", nil, []string{"SELECT pg_advisory_lock(1)"}, 3}, // DISCARD ALL, DEALLOCATE ALL, pgadvlock_dead_peer
+		{"exact, with a hook", []pgadvlock.Option{pgadvlock.WithAfterConnect(func(context.Context, *pgx.Conn) error { return nil })}, []string{"SELECT pg_advisory_lock(1)"}, 5}, // the report, since the hook had the connection, and a release of what it locked
+		{"tainted", nil, []string{"DO $$ BEGIN PERFORM pg_advisory_lock(1); END $$"}, 4},                                                                                         // the report as well
+		{"always", []pgadvlock.Option{pgadvlock.WithResetWhen(pgadvlock.ResetAlways)}, []string{"SELECT pg_advisory_lock(1)"}, 3},                                                // asked before
+		{"always, nothing locked", []pgadvlock.Option{pgadvlock.WithResetWhen(pgadvlock.ResetAlways)}, []string{"SELECT 1"}, 5},                                                  // the question whether it is direct, and the report
+		{"always, pool mode given", []pgadvlock.Option{pgadvlock.WithResetWhen(pgadvlock.ResetAlways), pgadvlock.WithPoolMode(pgadvlock.PoolSession)}, []string{"SELECT 1"}, 3},  // with the report
+		{"transaction left open", nil, []string{"BEGIN", "SELECT pg_advisory_lock(1)"}, 3},                                                                                       // ROLLBACK, release, Terminate
 		{"transaction pooling", []pgadvlock.Option{pgadvlock.WithPoolMode(pgadvlock.PoolTransaction), pgadvlock.WithResetWhen(pgadvlock.ResetAlways)}, []string{"SELECT 1"}, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -106,6 +109,37 @@ func TestRoundTripsOfDiscardAll(t *testing.T) {
 			if got := writes.Load() - before; got != c.want {
 				t.Errorf("%d round trips, want %d", got, c.want)
 			}
+		})
+	}
+}
+
+// In a transaction DISCARD ALL is refused (25001), in a failed one everything
+// is. The connection is not kept, as on pgx, so releasing is enough.
+func TestDiscardAllAfterATransaction(t *testing.T) {
+	for name, statements := range map[string][]string{
+		"open": {"BEGIN", "SELECT pg_advisory_lock(42), pg_advisory_xact_lock(43)"}, "failed": {"BEGIN", "SELECT pg_advisory_lock(42), pg_advisory_xact_lock(43)", "SELECT 1/0"},
+		"open, tainted": {"BEGIN", "DO $$ BEGIN PERFORM pg_advisory_lock(42); END $$"}, "failed, tainted": {"BEGIN", "DO $$ BEGIN PERFORM pg_advisory_lock(42); END $$", "SELECT 1/0"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := setUp(t, discardAll)
+			conn := mustConn(t, b.db)
+			pid := backendPID(t, conn)
+			for _, s := range statements {
+				if _, err := conn.ExecContext(ctxFor(t), s); (err != nil) != (s == "SELECT 1/0") {
+					t.Fatalf("%s: %v", s, err)
+				}
+			}
+			must(t, conn.Close())
+			if l := b.see.Locks(); len(l) > 0 {
+				t.Errorf("locks %v", l)
+			}
+			if e := b.rec.all(); len(e) != 1 || e[0].Rule != pgadvlock.RuleLeakedSessionLock || e[0].Err != nil {
+				t.Errorf("events %+v", e)
+			}
+			if conn = mustConn(t, b.db); backendPID(t, conn) == pid {
+				t.Error("the connection was kept")
+			}
+			must(t, conn.Close())
 		})
 	}
 }

@@ -136,10 +136,12 @@ func NewConnector(dsn string, opts ...Option) (*Connector, error) {
 }
 
 // WrapConnector puts pgadvlock around another connector for PostgreSQL:
-// stdlib.GetConnector and stdlib.GetPoolConnector of pgx, lib/pq, or one that
-// signs in to a cloud. Over a driver that is not pgx's, the driver cannot ask
-// what stands between it and the server; say it with [WithPoolMode], or a
-// connection that comes back holding a lock is closed instead of cleaned.
+// stdlib.GetConnector and stdlib.GetPoolConnector of pgx, lib/pq, one that signs
+// in to a cloud, or a wrapper around one of these. Over a driver that is not
+// pgx's, or a wrapper whose connections do not show pgx's by a method
+// Raw() driver.Conn, the driver cannot ask what stands between it and the
+// server; say it with [WithPoolMode], or a connection that comes back holding a
+// lock is closed instead of cleaned.
 func WrapConnector(base driver.Connector, opts ...Option) (*Connector, error) {
 	if base == nil {
 		return nil, errors.New("pgadvlock: WrapConnector: nil connector")
@@ -305,8 +307,7 @@ func newConn(c *Connector, inner driver.Conn) *Conn {
 	cn.preparer = preparerOf(inner)
 	cn.onlyPrepares = cn.queryer == skip{} && cn.execer == skip{}
 	cn.validator, _ = inner.(driver.Validator)
-	if p, ok := inner.(interface{ Conn() *pgx.Conn }); ok {
-		cn.pgx = p.Conn()
+	if cn.pgx = pgxUnder(inner); cn.pgx != nil {
 		cn.backendPID.Store(cn.pgx.PgConn().PID())
 		params := cn.pgx.Config().RuntimeParams
 		if strings.EqualFold(params["default_transaction_isolation"], "repeatable read") ||
@@ -320,6 +321,25 @@ func newConn(c *Connector, inner driver.Conn) *Conn {
 		cn.evidence = "as pgadvlock_pool_mode says"
 	}
 	return cn
+}
+
+// pgxUnder finds pgx's connection, also under wrappers that show what they wrap
+// as XSAM/otelsql's and many others do (Raw), or DataDog's (WrappedConn). What
+// the program sends still goes through them.
+func pgxUnder(inner driver.Conn) *pgx.Conn {
+	for range 8 { // a wrapper may show itself
+		switch c := inner.(type) {
+		case interface{ Conn() *pgx.Conn }:
+			return c.Conn()
+		case interface{ Raw() driver.Conn }:
+			inner = c.Raw()
+		case interface{ WrappedConn() driver.Conn }:
+			inner = c.WrappedConn()
+		default:
+			return nil
+		}
+	}
+	return nil
 }
 
 // prepare does what the settings want of a new connection.
@@ -489,9 +509,9 @@ func (c *Conn) Ping(ctx context.Context) error {
 	return nil
 }
 
-// Close implements driver.Conn. Locks that are still held end with the
-// connection, also where the inner Close would only hand it back to another
-// pool.
+// Close implements driver.Conn. Locks that are still held are released first,
+// or end with the connection, also where the inner Close would only hand it
+// back to another pool.
 func (c *Conn) Close() error {
 	c.connector.forget(c)
 	c.watch.close()

@@ -105,9 +105,16 @@ func needsRow(st *locksql.Statement) bool {
 	return false
 }
 
-// runAsQuery runs an Exec as a query and answers as Exec would have.
+// runAsQuery runs an Exec as a query and answers as Exec would have: of what
+// was not sent, pgx's Query gives the cause where its Exec gives ErrBadConn.
 func (c *Conn) runAsQuery(ctx context.Context, query string, st *locksql.Statement, from site, args []driver.NamedValue, send func(context.Context) (driver.Rows, error)) (driver.Result, error) {
-	rows, err := c.run(ctx, query, st, from, args, send)
+	rows, err := c.run(ctx, query, st, from, args, func(ctx context.Context) (driver.Rows, error) {
+		rows, err := send(ctx)
+		if c.pgx != nil && pgconn.SafeToRetry(err) {
+			err = driver.ErrBadConn
+		}
+		return rows, err
+	})
 	if err == nil {
 		err = rows.failure()
 	}

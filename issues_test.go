@@ -7,6 +7,7 @@ package pgadvlock_test
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"strings"
 	"testing"
@@ -201,6 +202,58 @@ func TestIssue_wpmgr483_s3Orchestrator68_frontier1918_boundary918(t *testing.T) 
 		cancel()
 	}()
 	assertReleased(t, b)
+}
+
+// A wait ended in lock_timeout, and the lock was granted all the same: what the
+// session holds counts, not what the caller was told. (For the race itself see
+// TestGrantedAfterError.)
+func TestIssue_distributedLock147_yugabyte26105(t *testing.T) {
+	server := pgtest.Shared(t)
+	dsn := server.DSN(server.NewDB(t))
+	cfg, err := pgx.ParseConfig(dsn)
+	must(t, err)
+	see, rec := pgtest.Observe(t, dsn), &recorder{}
+	c, err := pgadvlock.WrapConnector(tooLate{stdlib.GetConnector(*cfg)}, pgadvlock.WithEventHandler(rec.handle), pgadvlock.WithLogger(quiet()))
+	must(t, err)
+	db := sql.OpenDB(c)
+	defer db.Close()
+	conn := mustConn(t, db)
+	defer conn.Close()
+	mustExec(t, conn, "SELECT pg_try_advisory_lock(7)")
+	var pg *pgconn.PgError
+	if _, err := conn.ExecContext(ctxFor(t), "SELECT pg_advisory_lock($1)", 42); !errors.As(err, &pg) || pg.Code != "55P03" {
+		t.Errorf("error %v", err)
+	}
+	if see.Held(42) || !see.Held(7) {
+		t.Errorf("held after the error: %v", see.Locks())
+	}
+	if e := rec.all(); len(e) != 1 || e[0].Rule != pgadvlock.RuleGrantedAfterError || e[0].Locks[0].Key.String() != "42" || !errors.As(e[0].Err, &pg) || e[0].Caller.Line == 0 {
+		t.Errorf("events %+v", e)
+	}
+}
+
+// tooLate answers to a wait that it timed out, when it has succeeded.
+type tooLate struct{ driver.Connector }
+
+type (
+	tooLateConn struct{ *stdlibConn }
+	stdlibConn  = stdlib.Conn // so that the field is not named as the method that shows pgx's
+)
+
+func (c tooLate) Connect(ctx context.Context) (driver.Conn, error) {
+	conn, err := c.Connector.Connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return tooLateConn{conn.(*stdlib.Conn)}, nil
+}
+
+func (c tooLateConn) ExecContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Result, error) {
+	result, err := c.stdlibConn.ExecContext(ctx, query, args)
+	if err == nil && strings.Contains(query, "pg_advisory_lock(") {
+		return nil, &pgconn.PgError{Severity: "ERROR", Code: "55P03", Message: "canceling statement due to lock timeout"}
+	}
+	return result, err
 }
 
 // In a failed transaction even the unlock fails.

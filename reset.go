@@ -283,12 +283,12 @@ func (c *Conn) send(ctx context.Context, sql string) error {
 	if !errors.Is(err, driver.ErrSkip) {
 		return err
 	}
-	stmt, err := c.preparer.PrepareContext(ctx, sql)
+	inner, err := c.preparer.PrepareContext(ctx, sql)
 	if err != nil {
 		return err
 	}
-	defer stmt.Close()
-	_, err = stmt.Exec(nil)
+	defer inner.Close()
+	_, err = (&stmt{Stmt: inner}).sendExec(ctx, nil)
 	return err
 }
 
@@ -311,6 +311,14 @@ func (c *Conn) query(ctx context.Context, sql string, nth int) (found [][]string
 		return found, nil
 	}
 	rows, err := c.queryer.QueryContext(ctx, sql, nil)
+	if errors.Is(err, driver.ErrSkip) {
+		inner, prepareErr := c.preparer.PrepareContext(ctx, sql)
+		if prepareErr != nil {
+			return nil, prepareErr
+		}
+		defer inner.Close()
+		rows, err = (&stmt{Stmt: inner}).sendQuery(ctx, nil)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -440,18 +448,17 @@ func (c *Conn) giveUp(ctx context.Context) {
 }
 
 // abandon ends a connection that database/sql closes while its ledger is not
-// clean: because IsValid was not asked, as after a panic in Raw, or because
-// nothing may be released.
+// clean: because a driver.ErrBadConn came from it, as pgx's Exec has it for a
+// context that had ended, after a panic in Raw, or where nothing may be
+// released. The server takes its time to notice that a connection was closed,
+// so the locks of a session that is alive are released first. A driver that is
+// not pgx's does not tell whether it is.
 func (c *Conn) abandon() {
-	if c.holdsNothing() {
-		return
+	switch {
+	case c.holdsNothing():
+	case c.pgx == nil || c.observes():
+		c.lose(context.Background(), errors.New("the connection was closed"))
+	default:
+		_ = c.giveBack() // it is closed in any case
 	}
-	clean := c.ledger.State() == ledger.Clean
-	c.lose(context.Background(), errors.New("the connection was closed"))
-	if clean || c.observes() {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), c.connector.settings.resetTimeout)
-	defer cancel()
-	c.giveUp(ctx)
 }

@@ -42,8 +42,8 @@ const (
 	//
 	// See docs/rules.md#unproven-pooling.
 	RuleUnprovenPooling Rule = "unproven-pooling"
-	// RuleLeakedSessionLock: a connection came back into the pool while it
-	// held a session lock. The lock is released as well (see [WithReset]).
+	// RuleLeakedSessionLock: a connection came back into the pool, or was
+	// closed by database/sql, while it held a session lock. The lock is released as well (see [WithReset]).
 	// At LevelError it acts as at LevelWarn: there is nobody to refuse.
 	//
 	// See docs/rules.md#leaked-session-lock.

@@ -5,6 +5,7 @@ package pgadvlock
 
 import (
 	"context"
+	"database/sql/driver"
 	"errors"
 	"net"
 	"runtime/debug"
@@ -295,7 +296,8 @@ func (w waitSpan) fail(err error) {
 	switch {
 	case state == "55P03":
 		word = "timeout"
-	case state == "57014", errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+	case state == "57014", errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded),
+		errors.Is(err, driver.ErrBadConn) && w.ctx.Err() != nil: // pgx's Exec, when nothing was sent
 		word = "canceled"
 	case state == "40P01":
 		word = "deadlock"

@@ -219,13 +219,26 @@ func TestLostLock(t *testing.T) {
 		}
 		assertLost(t, b.rec)
 	})
-	t.Run("panic in Raw", func(t *testing.T) {
-		b := setUp(t)
+	t.Run("panic in Raw, with reset off", func(t *testing.T) {
+		b := setUp(t, pgadvlock.WithReset(pgadvlock.ResetOff))
 		conn := locked(t, b.db)
 		defer conn.Close()
 		func() {
 			defer func() { _ = recover() }()
 			_ = conn.Raw(func(any) error { panic("no") })
+		}()
+		assertLost(t, b.rec)
+	})
+	t.Run("closed in Raw, which then panics", func(t *testing.T) {
+		b := setUp(t)
+		conn := locked(t, b.db)
+		defer conn.Close()
+		func() {
+			defer func() { _ = recover() }()
+			_ = conn.Raw(func(c any) error {
+				_ = c.(*pgadvlock.Conn).Conn().Close(ctxFor(t))
+				panic("no")
+			})
 		}()
 		assertLost(t, b.rec)
 	})

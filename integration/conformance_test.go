@@ -221,7 +221,7 @@ func traits(err error) string {
 		fields := *pg
 		fields.Message, fields.Line = "", 0 // the text is shown already; the line is the server's source's
 		if pg.Code == "25P02" {
-			fields.Routine = "" // says in which protocol it was sent: see TestIssue_newrelicGoAgent435
+			fields.Routine = "" // says in which protocol it was sent: see TestProtocolOfExec
 		}
 		fmt.Fprintf(&b, " pg %+v", fields)
 	}

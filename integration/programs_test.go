@@ -35,6 +35,7 @@ func programs() []program {
 		{name: "locks of a pool", run: pooledLocks, when: func(r road) bool { return r.observing }},
 		{name: "errors", run: failures},
 		{name: "contexts", run: contexts},
+		{name: "locks on an ended context", run: endedLocks, only: overPgx, when: func(r road) bool { return r.title != "pgxpool" }}, // which of its connections has a statement cached is a race
 		{name: "transactions", run: transactions},
 		{name: "statements", run: statements},
 		{name: "large", run: large},
@@ -631,6 +632,60 @@ func contexts(w *witness) {
 	w.say("close", conn.Close())
 	w.held("limits")
 	w.stats("limits")
+}
+
+// endedLocks sends lock statements on a context that ended before, as the first
+// ones of their connection and not.
+func endedLocks(w *witness) {
+	ended, cancel := context.WithCancel(w.Context())
+	cancel()
+	for _, l := range []struct {
+		query string
+		args  []any
+	}{
+		{"SELECT pg_advisory_lock(1)", nil}, {"SELECT pg_advisory_lock($1)", []any{1}}, {"SELECT pg_try_advisory_lock(1)", nil}, {"SELECT pg_try_advisory_lock($1)", []any{1}},
+		{"SELECT pg_advisory_unlock(1)", nil}, {"SELECT pg_advisory_unlock($1)", []any{1}}, {"SELECT pg_advisory_unlock_all()", nil}, {"SELECT pg_advisory_xact_lock(1)", nil},
+		{"DO $$ BEGIN PERFORM pg_advisory_lock(1); END $$", nil},
+	} {
+		for _, first := range []bool{true, false} {
+			for _, way := range []string{"exec", "query", "row", "prepare", "prepared exec", "prepared query", "in a transaction"} {
+				label := fmt.Sprintf("%s %v, first %t, %s", l.query, l.args, first, way)
+				conn := w.conn()
+				if !first {
+					_, err := conn.ExecContext(w.Context(), "SELECT pg_advisory_lock(2), pg_advisory_unlock(2)")
+					must(w, err)
+				}
+				var err error
+				switch way {
+				case "exec":
+					_, err = conn.ExecContext(ended, l.query, l.args...)
+				case "query":
+					_, err = conn.QueryContext(ended, l.query, l.args...)
+				case "row":
+					err = conn.QueryRowContext(ended, l.query, l.args...).Scan(new(any))
+				case "prepare":
+					_, err = conn.PrepareContext(ended, l.query)
+				case "prepared exec", "prepared query":
+					stmt, perr := conn.PrepareContext(w.Context(), l.query)
+					must(w, perr)
+					if way == "prepared exec" {
+						_, err = stmt.ExecContext(ended, l.args...)
+					} else {
+						err = stmt.QueryRowContext(ended, l.args...).Scan(new(any))
+					}
+				case "in a transaction":
+					tx, terr := conn.BeginTx(w.Context(), nil)
+					must(w, terr)
+					_, err = tx.ExecContext(ended, l.query, l.args...)
+					must(w, tx.Rollback())
+				}
+				w.say(label, err)
+				w.say(label+", then", conn.PingContext(w.Context()), conn.Close())
+				w.held(label)
+			}
+		}
+	}
+	w.stats("ended locks")
 }
 
 // endingContext is a context that ends when it is told to, as if by cancel or

@@ -564,6 +564,46 @@ func TestIssue_newrelicGoAgent435(t *testing.T) {
 	}
 }
 
+// What Exec sends as a query goes by the extended protocol where pgx's goes by
+// the simple one, which shows in the place of the server's source that an error
+// names, and in nothing else of it. Where the simple one was asked for, the server
+// may know no other.
+func TestProtocolOfExec(t *testing.T) {
+	server, name, _ := database(t)
+	failed := func(driver, params, query string) pgconn.PgError {
+		db := byName(driver)(t, server.DSN(name)+params)
+		defer db.Close()
+		conn, err := db.Conn(t.Context())
+		must(t, err)
+		defer conn.Close()
+		exec(t, conn, "BEGIN")
+		_, err = conn.ExecContext(t.Context(), "SELECT 1/0")
+		if err == nil {
+			t.Error("1/0 succeeded")
+		}
+		_, err = conn.ExecContext(t.Context(), query)
+		var pg *pgconn.PgError
+		if !errors.As(err, &pg) {
+			t.Fatalf("error %v", err)
+		}
+		return *pg
+	}
+	const simple, extended = "exec_simple_query", "exec_parse_message"
+	for _, c := range []struct{ params, query, routine string }{
+		{"", "SELECT pg_try_advisory_lock(1)", extended}, {"", "SELECT pg_advisory_unlock(1)", extended}, {"", "SELECT pg_advisory_lock(1)", simple},
+		{"&default_query_exec_mode=simple_protocol", "SELECT pg_try_advisory_lock(1)", simple},
+	} {
+		want, got := failed("pgx", c.params, c.query), failed("pgadvlock", c.params, c.query)
+		if want.Routine != simple || got.Routine != c.routine {
+			t.Errorf("%v: on pgx from %s, on pgadvlock from %s", c, want.Routine, got.Routine)
+		}
+		want.Routine, want.Line = got.Routine, got.Line
+		if got != want {
+			t.Errorf("%v: on pgx %+v, on pgadvlock %+v", c, want, got)
+		}
+	}
+}
+
 // pgx's statement caches are as large as the DSN says, lock statements in them
 // or not.
 func TestStatementCacheSettings(t *testing.T) {
@@ -695,3 +735,102 @@ func TestConnectErrors(t *testing.T) {
 		}
 	}
 }
+
+// Wrappers inside that show what they wrap do not hide pgx, however many there
+// are; what shows itself, or nothing, is taken for another driver.
+func TestWrappersInside(t *testing.T) {
+	server, name, see := database(t)
+	base := func(t *testing.T) driver.Connector { return stdlib.GetConnector(*parse(t, server.DSN(name))) }
+	for title, c := range map[string]struct {
+		wrap  func(driver.Conn) driver.Conn
+		shows bool
+	}{
+		"Raw":           {func(c driver.Conn) driver.Conn { return &rawConn{c} }, true},
+		"WrappedConn":   {func(c driver.Conn) driver.Conn { return &wrappedConn{c} }, true},
+		"three of them": {func(c driver.Conn) driver.Conn { return &rawConn{&wrappedConn{&rawConn{c}}} }, true},
+		"hidden":        {func(c driver.Conn) driver.Conn { return &rawConn{struct{ driver.Conn }{c}} }, false},
+		"nothing":       {func(c driver.Conn) driver.Conn { return nothingConn{c} }, false},
+		"itself":        {func(c driver.Conn) driver.Conn { return selfConn{c} }, false},
+		"no pgx":        {func(c driver.Conn) driver.Conn { return &rawConn{noPgx{c}} }, false},
+	} {
+		t.Run(title, func(t *testing.T) {
+			opts := []pgadvlock.Option{pgadvlock.WithMaxWait(time.Minute)} // makes it ask and tell in more ways
+			if !c.shows {
+				opts = append(opts, pgadvlock.WithPoolMode(pgadvlock.PoolDirect))
+			}
+			db := wrap(t, wrappingConnector{base(t), c.wrap}, opts...)
+			defer db.Close()
+			db.SetMaxOpenConns(1)
+			pids := map[int]bool{}
+			for range 2 {
+				conn, err := db.Conn(t.Context())
+				must(t, err)
+				var got bool
+				must(t, conn.QueryRowContext(t.Context(), "SELECT pg_try_advisory_lock(42)").Scan(&got))
+				exec(t, conn, "SELECT pg_advisory_lock($1)", 42)
+				var pid int
+				must(t, conn.QueryRowContext(t.Context(), "SELECT pg_backend_pid()").Scan(&pid))
+				pids[pid] = true
+				must(t, conn.Raw(func(raw any) error {
+					mode, evidence, err := raw.(*pgadvlock.Conn).PoolMode(t.Context())
+					if err != nil || mode != pgadvlock.PoolDirect {
+						t.Errorf("pool mode %s, %s, %v", mode, evidence, err)
+					}
+					if shown := raw.(*pgadvlock.Conn).Conn(); (shown != nil) != c.shows || shown != nil && int(shown.PgConn().PID()) != pid {
+						t.Errorf("Conn: %v", shown)
+					}
+					return nil
+				}))
+				must(t, conn.Close())
+				if !got || see.Held(42) {
+					t.Errorf("granted %t, still held %t", got, see.Held(42))
+				}
+			}
+			if len(pids) != 1 {
+				t.Error("the connection was not kept")
+			}
+			if !c.shows {
+				return
+			}
+			// That it is closed is seen as well.
+			see.Exec("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()")
+			conn, err := db.Conn(t.Context())
+			must(t, err)
+			if _, err := conn.ExecContext(t.Context(), "SELECT 1"); err == nil {
+				t.Error("no error")
+			}
+			_ = conn.Close()
+			if n := db.Stats().OpenConnections; n != 0 {
+				t.Error("a dead connection was kept")
+			}
+		})
+	}
+}
+
+type wrappingConnector struct {
+	driver.Connector
+	wrap func(driver.Conn) driver.Conn
+}
+
+func (c wrappingConnector) Connect(ctx context.Context) (driver.Conn, error) {
+	conn, err := c.Connector.Connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return c.wrap(conn), nil
+}
+
+type (
+	anyConn     = driver.Conn // so that the field is not named as a method is
+	rawConn     struct{ anyConn }
+	wrappedConn struct{ anyConn }
+	nothingConn struct{ anyConn }
+	selfConn    struct{ anyConn }
+	noPgx       struct{ anyConn }
+)
+
+func (c *rawConn) Raw() driver.Conn             { return c.anyConn }
+func (c *wrappedConn) WrappedConn() driver.Conn { return c.anyConn }
+func (nothingConn) Raw() driver.Conn            { return nil }
+func (c selfConn) Raw() driver.Conn             { return c }
+func (noPgx) Conn() *pgx.Conn                   { return nil } // as pgadvlock's own over lib/pq

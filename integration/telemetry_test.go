@@ -158,6 +158,8 @@ func TestWaitSpans(t *testing.T) {
 			"pgadvlock.outcome": "canceled", "error.type": "57014"}},
 		{name: "canceled by the context", before: lockTaken, query: "SELECT pg_advisory_lock(42)", timeout: 30 * time.Millisecond,
 			span: "pg_advisory_lock", status: codes.Error, attrs: map[string]string{"pgadvlock.outcome": "canceled", "db.response.status_code": ""}},
+		{name: "context over before", query: "SELECT pg_try_advisory_lock(42)", timeout: -1,
+			span: "pg_try_advisory_lock", status: codes.Error, attrs: map[string]string{"pgadvlock.outcome": "canceled"}},
 		{name: "refused", query: "SELECT pg_advisory_xact_lock(42)", opts: []pgadvlock.Option{pgadvlock.WithPreset(pgadvlock.PresetStrict)},
 			span: "pg_advisory_xact_lock", status: codes.Error, attrs: map[string]string{
 				"pgadvlock.outcome": "refused", "pgadvlock.rule": "xact-lock-autocommit", "error.type": "xact-lock-autocommit"}},
@@ -187,7 +189,7 @@ func TestWaitSpans(t *testing.T) {
 				c.before(k, t, conn)
 			}
 			ctx, parent := k.tracer.Start(t.Context(), "caller")
-			if c.timeout > 0 {
+			if c.timeout != 0 {
 				var cancel context.CancelFunc
 				ctx, cancel = context.WithTimeout(ctx, c.timeout)
 				defer cancel()

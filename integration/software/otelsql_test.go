@@ -114,31 +114,63 @@ func leakUnderHiddenHook(t *testing.T, p place, db *sql.DB) {
 	}
 }
 
-// Inside, the wrapper's connections hide pgx's, so that the driver cannot find
-// out what stands before the server and has to be told.
+// Inside, XSAM's connections show pgx's, so that nothing has to be told; of
+// uptrace's the driver cannot find out what stands before the server.
 func TestOtelsqlInside(t *testing.T) {
-	for name, open := range map[string]func(*testing.T, place, *sdktrace.TracerProvider) driver.Driver{
-		"XSAM": func(_ *testing.T, _ place, tp *sdktrace.TracerProvider) driver.Driver {
+	for name, wrapper := range map[string]struct {
+		shows bool
+		open  func(*testing.T, place, *sdktrace.TracerProvider) driver.Driver
+	}{
+		"XSAM": {true, func(_ *testing.T, _ place, tp *sdktrace.TracerProvider) driver.Driver {
 			return xsam.WrapDriver(stdlib.GetDefaultDriver(), xsam.WithTracerProvider(tp))
-		},
-		"uptrace": func(t *testing.T, p place, tp *sdktrace.TracerProvider) driver.Driver {
+		}},
+		"uptrace": {false, func(t *testing.T, p place, tp *sdktrace.TracerProvider) driver.Driver {
 			db, err := uptrace.Open("pgx", p.dsn, uptrace.WithTracerProvider(tp))
 			must(t, err)
 			must(t, db.Close())
 			return db.Driver()
-		},
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := here(t)
-			tp, spans := tracing()
-			db := inside(t, open(t, p, tp), p.dsn, pgadvlock.WithPoolMode(pgadvlock.PoolDirect))
-			defer db.Close()
-			useInstrumented(t, p, db)
-			p.refused(t, pgadvlock.RulePooledSessionLock, func() error { _, err := db.Exec("SELECT pg_advisory_lock(42)"); return err })
-			leak(t, p, db)
-			if n := len(spans.Ended()); n < 10 {
-				t.Errorf("%d spans", n)
-			}
+			everywhere(t, func(t *testing.T, p place) {
+				dsn, set := strings.CutSuffix(p.dsn, "&pgadvlock_pool_mode=session") // pgx's own driver does not know it
+				p.dsn = dsn
+				var opts []pgadvlock.Option
+				switch {
+				case set || p.unsure && !wrapper.shows:
+					opts = append(opts, pgadvlock.WithPoolMode(pgadvlock.PoolSession))
+				case !wrapper.shows:
+					opts = append(opts, pgadvlock.WithPoolMode(pgadvlock.PoolDirect))
+				}
+				tp, spans := tracing()
+				db := inside(t, wrapper.open(t, p, tp), p.dsn, opts...)
+				defer db.Close()
+				useInstrumented(t, p, db)
+				p.refused(t, pgadvlock.RulePooledSessionLock, func() error { _, err := db.Exec("SELECT pg_advisory_lock(42)"); return err })
+				leak(t, p, db)
+				if n := len(spans.Ended()); n < 10 {
+					t.Errorf("%d spans", n)
+				}
+				// What a lock statement sends still goes through the wrapper; the driver's own does not.
+				sent := map[string]bool{}
+				for _, s := range spans.Ended() {
+					for _, a := range s.Attributes() {
+						sent[a.Value.Emit()] = true
+					}
+				}
+				if !sent["SELECT pg_advisory_unlock($1)"] || wrapper.shows && sent["SELECT pg_catalog.pg_advisory_unlock_all()"] {
+					t.Errorf("the wrapper saw %v", sent)
+				}
+				conn, err := db.Conn(t.Context())
+				must(t, err)
+				must(t, conn.Raw(func(c any) error {
+					if pgx := c.(*pgadvlock.Conn).Conn(); (pgx != nil) != wrapper.shows {
+						t.Errorf("Conn: %v", pgx)
+					}
+					return nil
+				}))
+				must(t, conn.Close())
+			})
 		})
 	}
 }
