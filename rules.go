@@ -64,7 +64,9 @@ const (
 	// is upgraded to an exclusive one: a deadlock, found without one.
 	RuleLockOrder Rule = "lock-order"
 	// RuleLockPerRow: a lock function is evaluated for the rows of a table, so
-	// that it may lock for rows which LIMIT or WHERE drops.
+	// that it may lock for rows which LIMIT or WHERE drops. Rows that the
+	// statement makes itself, as FROM unnest($1) does, count only where it may
+	// drop some.
 	RuleLockPerRow Rule = "lock-per-row"
 	// RuleReturnHookHidden: a middleware between database/sql and pgadvlock
 	// does not forward driver.Validator, so that locks are released only when

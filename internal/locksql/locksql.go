@@ -111,7 +111,7 @@ type Statement struct {
 	Deferred bool
 
 	// PerRow: a lock function is evaluated for the rows of a table, so it may lock for rows that LIMIT or WHERE
-	// drops. The Form is Opaque.
+	// drops. Rows that the statement makes itself count only where it may drop some. The Form is Opaque.
 	PerRow bool
 
 	// Steps is what the text does to transactions and prepared statements, in order, at most one per statement.
