@@ -137,11 +137,13 @@ func (s *scan) visit(t token, w string) bool {
 		s.item = s.clause == inFrom
 		s.drops = s.drops || s.words[2] != "cross"
 	case "group", "window", "order", "for", "returning": // what has commas of its own after FROM
-		// A cursor or the loop of a FOR may be left early.
-		s.drops = s.drops || w == "group" || w == "for" && s.clause == noQuery
-		if s.clause == inFrom {
+		switch s.clause {
+		case inFrom:
 			s.clause = afterFrom
+		case noQuery: // FOR and the query of a cursor or a loop, which may be left early
+			s.drops = true
 		}
+		s.drops = s.drops || w == "group"
 	case "where", "having", "distinct", "limit", "offset", "fetch", "union", "intersect", "except", "into":
 		s.drops = true
 	case "execute":

@@ -331,7 +331,10 @@ func TestPerRow(t *testing.T) {
 		"SELECT pg_try_advisory_lock(i) FROM unnest($1::int[]) i ORDER BY 1 DESC LIMIT 1",
 		"SELECT pg_try_advisory_lock(i) FROM unnest($1::int[]) i OFFSET 1",
 		"SELECT pg_try_advisory_lock(i) FROM unnest($1::int[]) i FETCH FIRST ROW ONLY",
+		"SELECT pg_try_advisory_lock(i) FROM unnest($1::int[]) i WHERE i > 2 ORDER BY i",
+		"SELECT pg_try_advisory_lock(i) FROM unnest($1::int[]) i, now() x LIMIT 1",
 		"SELECT DISTINCT pg_try_advisory_lock(i) FROM unnest($1::int[]) i",
+		"SELECT DISTINCT pg_try_advisory_lock(i) FROM unnest($1::int[]) i CROSS JOIN unnest($2::int[]) j",
 		"SELECT DISTINCT ON (i) pg_try_advisory_lock(i) FROM unnest($1::int[]) i",
 		"SELECT count(pg_try_advisory_lock(i)) FROM unnest($1::int[]) i",
 		"SELECT count(*) FILTER (WHERE pg_try_advisory_lock(i)) FROM unnest($1::int[]) i",
@@ -354,6 +357,7 @@ func TestPerRow(t *testing.T) {
 		"SELECT pg_try_advisory_lock(k) FROM (VALUES (1), (2)) v(k) LIMIT 1",
 		"SELECT k FROM (VALUES (1), (2)) v(k) WHERE pg_try_advisory_lock(k)",
 		"SELECT pg_try_advisory_lock(k) FROM (SELECT k FROM unnest($1::int[]) k ORDER BY k) s LIMIT 1",
+		"SELECT pg_try_advisory_lock(k) FROM (SELECT k FROM unnest($1::int[]) k UNION SELECT 1) s LIMIT 1",
 		"INSERT INTO t SELECT pg_try_advisory_lock(i) FROM unnest($1::int[]) i ON CONFLICT DO NOTHING",
 		"DECLARE c CURSOR FOR SELECT pg_try_advisory_lock(i) FROM unnest($1::int[]) i",
 		"DO $$ BEGIN SELECT pg_try_advisory_lock(i) INTO x FROM unnest(a) i; END $$",
@@ -437,6 +441,9 @@ func TestPerRow(t *testing.T) {
 		"SELECT pg_advisory_lock(k) FROM (SELECT DISTINCT k FROM unnest($1::bigint[]) k WHERE k > 0 ORDER BY k LIMIT 3) s",
 		"SELECT pg_advisory_lock(k) FROM unnest(ARRAY(SELECT id FROM t WHERE a LIMIT 2)) k",
 		"SELECT pg_advisory_lock(k) FROM pg_temp.anything($1) k WHERE true", // of which it is not known that it makes rows
+		"SELECT pg_advisory_lock(k) FROM unnest($1::bigint[]) k FOR UPDATE",
+		"SELECT pg_try_advisory_lock(1), 1 IN (SELECT i FROM unnest($1::int[]) i) LIMIT 1", // once
+		"SELECT pg_try_advisory_lock(a) FROM (SELECT 1 AS a, 2 AS b) s LIMIT 1",
 		"WITH x AS (SELECT 1 LIMIT 1) SELECT pg_advisory_lock(k) FROM unnest($1::bigint[]) k",
 		"EXPLAIN ANALYZE SELECT pg_advisory_lock(k) FROM unnest($1::bigint[]) k",
 		"PREPARE p AS SELECT pg_advisory_lock(k) FROM unnest($1::bigint[]) k",
