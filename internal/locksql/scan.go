@@ -124,6 +124,7 @@ func (s *scan) visit(t token, w string) bool {
 	switch w {
 	case "select", "perform", "values":
 		s.endQuery()
+		s.drops = s.drops && w != "perform" // which begins a statement in code, and wants no row back
 		s.clause, s.item, s.values = inList, false, w == "values"
 	case "update", "delete", "merge":
 		if s.clause == noQuery {

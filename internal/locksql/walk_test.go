@@ -362,6 +362,7 @@ func TestPerRow(t *testing.T) {
 		"DECLARE c CURSOR FOR SELECT pg_try_advisory_lock(i) FROM unnest($1::int[]) i",
 		"DO $$ BEGIN SELECT pg_try_advisory_lock(i) INTO x FROM unnest(a) i; END $$",
 		"DO $$ BEGIN FOR x IN SELECT pg_try_advisory_lock(i) FROM unnest(a) i LOOP EXIT; END LOOP; END $$",
+		"DO $$ BEGIN PERFORM pg_advisory_lock(k) FROM unnest(a) k WHERE k > 1; END $$",
 		"SELECT take_lock(i) FROM unnest($1::int[]) i LIMIT 1",
 		"WITH x AS (SELECT 1) SELECT pg_try_advisory_lock(1) FROM x",
 		"WITH x AS (SELECT pg_try_advisory_lock(id) FROM t) SELECT 1",
@@ -451,6 +452,7 @@ func TestPerRow(t *testing.T) {
 		"SELECT 1 FROM t LIMIT 1; SELECT pg_advisory_lock(k) FROM unnest('{1}'::bigint[]) k",
 		"DO $$ BEGIN DELETE FROM t WHERE a; PERFORM pg_advisory_lock(k) FROM unnest(a) k ORDER BY k; END $$",
 		"DO $$ BEGIN SELECT 1 INTO x; PERFORM pg_advisory_lock(k) FROM unnest(a) k ORDER BY k; END $$",
+		"DO $$ BEGIN FOR i IN 1..2 LOOP PERFORM pg_advisory_lock(k) FROM unnest(a) k; END LOOP; END $$",
 		"SELECT take_lock(k) FROM unnest($1::bigint[]) k",
 	} {
 		if st := r.Parse(text, true); st.PerRow {
