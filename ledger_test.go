@@ -129,7 +129,7 @@ func sorted(set map[string]bool) []string {
 	return s
 }
 
-// counts unlocks everything one at a time: the server must answer true exactly
+// counts unlocks everything that is known one at a time: the server must answer true exactly
 // as often as the ledger says, and the ledger must follow.
 func (p *program) counts(t *rapid.T) {
 	for conn := range p.conns {
@@ -141,6 +141,9 @@ func (p *program) counts(t *rapid.T) {
 		}
 	}
 	for _, s := range p.connector.Sessions() {
+		if !s.Exact {
+			continue
+		}
 		conn := p.conns[slices.Index(p.pids[:], s.BackendPID)]
 		for _, l := range s.Held {
 			suffix := ""
@@ -162,8 +165,10 @@ func (p *program) counts(t *rapid.T) {
 			}
 		}
 	}
-	if s := p.connector.Sessions(); len(s) > 0 {
-		t.Fatalf("after unlocking everything the ledgers say %+v", s)
+	for _, s := range p.connector.Sessions() {
+		if s.Exact || !p.opaque {
+			t.Fatalf("after unlocking everything the ledgers say %+v", s)
+		}
 	}
 }
 
@@ -179,7 +184,7 @@ func TestLedgerEqualsPgLocks(t *testing.T) {
 }
 
 // With statements that cannot be counted as well, on two databases: while a
-// ledger is exact it equals pg_locks, and when the connections have been
+// ledger is exact it equals pg_locks, counts too, and when the connections have been
 // returned nothing is held, exact or not.
 func TestNothingIsHeldAfterRandomPrograms(t *testing.T) {
 	t.Parallel()
@@ -195,8 +200,10 @@ func TestNothingIsHeldAfterRandomPrograms(t *testing.T) {
 			p := newProgram(t, b)
 			defer p.close() // also when the run fails
 			p.opaque = true
+			p.forget(t)
 			p.run(t)
 			p.check(t)
+			p.counts(t)
 			p.close()
 			if locks := b.see.Locks(); len(locks) > 0 {
 				t.Fatalf("after the return the server shows %v", locks)
@@ -221,6 +228,14 @@ func newProgram(t *rapid.T, b bench) *program {
 		}
 	}
 	return p
+}
+
+// forget drops what an earlier program prepared: it survives the return, and
+// would wait for ever for a key that is now the other connection's.
+func (p *program) forget(t *rapid.T) {
+	for conn := range p.conns {
+		_ = p.exec(t, conn, "DEALLOCATE ALL")
+	}
 }
 
 func (p *program) close() {

@@ -84,7 +84,9 @@ const (
 	// See docs/rules.md#lock-order.
 	RuleLockOrder Rule = "lock-order"
 	// RuleLockPerRow: a lock function is evaluated for the rows of a table, so
-	// that it may lock for rows which LIMIT or WHERE drops.
+	// that it may lock for rows which LIMIT or WHERE drops. Rows that the
+	// statement makes itself, as FROM unnest($1) does, count only where it may
+	// drop some.
 	//
 	// See docs/rules.md#lock-per-row.
 	RuleLockPerRow Rule = "lock-per-row"

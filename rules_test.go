@@ -94,6 +94,8 @@ var wrongs = []wrong{
 		must(t, onOne(items)(t, db))
 		return onOne("SELECT id FROM items WHERE pg_try_advisory_lock(7, id) AND id % 5 = 0 ORDER BY id LIMIT 2")(t, db)
 	}},
+	{"lock for each row that a function makes", pgadvlock.RuleLockPerRow, pgadvlock.LevelWarn, "",
+		onOne("SELECT k FROM unnest('{1,2,3}'::bigint[]) AS k WHERE pg_try_advisory_lock(k) LIMIT 1", "SELECT pg_advisory_unlock_all()")},
 	{"leak", pgadvlock.RuleLeakedSessionLock, pgadvlock.LevelWarn, "42", onOne("SELECT pg_advisory_lock(42)")},
 	{"opposite orders", pgadvlock.RuleLockOrder, pgadvlock.LevelWarn, "2", func(t *testing.T, db *sql.DB) error {
 		must(t, onOne("SELECT pg_advisory_lock(1)", "SELECT pg_advisory_lock(2)", "SELECT pg_advisory_unlock_all()")(t, db))
@@ -276,6 +278,14 @@ var right = []struct {
 			}
 		}
 		mustExec(t, leader, "SELECT pg_advisory_unlock(42)")
+		return nil
+	}},
+	{"the keys that the program names, in order", func(t *testing.T, db *sql.DB) error {
+		conn := mustConn(t, db)
+		defer conn.Close()
+		mustExec(t, conn, "SELECT pg_advisory_lock(k) FROM unnest($1::bigint[]) AS k ORDER BY k", "{3,1,2}")
+		mustExec(t, conn, "SELECT pg_advisory_lock(k) FROM (VALUES (1), (2)) AS v(k) ORDER BY k")
+		mustExec(t, conn, "SELECT pg_advisory_unlock_all()")
 		return nil
 	}},
 	{"a function as a table", onOne("SELECT l.* FROM pg_try_advisory_lock(42) AS l", "SELECT pg_advisory_unlock_all()")},

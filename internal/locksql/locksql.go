@@ -111,7 +111,7 @@ type Statement struct {
 	Deferred bool
 
 	// PerRow: a lock function is evaluated for the rows of a table, so it may lock for rows that LIMIT or WHERE
-	// drops. The Form is Opaque.
+	// drops. Rows that the statement makes itself count only where it may drop some. The Form is Opaque.
 	PerRow bool
 
 	// Steps is what the text does to transactions and prepared statements, in order, at most one per statement.
@@ -130,9 +130,8 @@ type Call struct {
 type Arg struct {
 	// Expr is for reports: as written, but comments dropped, white space and letter case folded, string literals as
 	// '…', parameters as $n, at most 256 bytes.
-	Expr   string
-	Params []int // the parameters in it, in the order of their first use, at most 64
-	Weak   bool  // made by the 32-bit hashtext(): even odds of a collision at 77,000 keys
+	Expr string
+	Weak bool // made by the 32-bit hashtext(): even odds of a collision at 77,000 keys
 
 	value  value
 	pieces []piece // the unmasked expression; value.kind is isExpression

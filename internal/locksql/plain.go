@@ -1,7 +1,6 @@
 package locksql
 
 import (
-	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -326,11 +325,8 @@ type piece struct {
 	param int
 }
 
-// What a report shows of an argument is bounded.
-const (
-	maxExpr   = 256
-	maxParams = 64
-)
+// maxExpr bounds what a report shows of an argument.
+const maxExpr = 256
 
 // render makes the argument that is written in src[start:end].
 func (p *parser) render(start, end int, v value) Arg {
@@ -339,9 +335,6 @@ func (p *parser) render(start, end int, v value) Arg {
 	t := l.next()
 	if t.end == end && v.kind != isExpression && (t.kind == tNumber || t.kind == tParam) {
 		a.Expr = lower(l.text(t))
-		if v.kind == isParam {
-			a.Params = []int{v.param}
-		}
 		return a
 	}
 	var masked, exact []byte
@@ -375,10 +368,7 @@ func (p *parser) render(start, end int, v value) Arg {
 			exact = append(exact, lower(text)...)
 		case tParam:
 			masked = append(masked, text...)
-			n, _ := strconv.Atoi(text[1:]) // the plain form has checked it, of the others it is shown only
-			if len(a.Params) < maxParams && !slices.Contains(a.Params, n) {
-				a.Params = append(a.Params, n)
-			}
+			n, _ := strconv.Atoi(text[1:]) // the plain form has checked it, of the others nothing is evaluated
 			pieces = append(pieces, piece{text: string(exact)}, piece{param: n})
 			exact = exact[:0]
 		case tIdent, tNumber:

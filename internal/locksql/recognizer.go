@@ -167,7 +167,7 @@ func footprint(key cacheKey, st *Statement) int {
 	for _, c := range st.Calls {
 		n += cap(c.Args) * int(unsafe.Sizeof(Arg{}))
 		for _, a := range c.Args {
-			n += len(a.Expr) + len(a.value.text) + cap(a.Params)*8 + cap(a.pieces)*int(unsafe.Sizeof(piece{}))
+			n += len(a.Expr) + len(a.value.text) + cap(a.pieces)*int(unsafe.Sizeof(piece{}))
 			for _, p := range a.pieces {
 				n += len(p.text)
 			}

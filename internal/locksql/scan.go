@@ -39,13 +39,16 @@ type level struct {
 	clause clause
 	item   bool // a FROM item comes next
 	isItem bool // this parenthesis is one
+	values bool // VALUES is in it
 
 	// Of the current query:
 	rows    bool // it has the rows of a table
+	made    bool // it has rows that the statement makes: unnest($1), VALUES
+	drops   bool // it may return less than it evaluates; of a UNION too
 	locks   bool // a lock function is evaluated in it
 	columns bool // with an argument that is no constant, so it may depend on the query around
 
-	allRows, allColumns bool // of the queries before it, too
+	allRows, allMade, allColumns bool // of the queries before it, too
 }
 
 type clause uint8
@@ -65,7 +68,7 @@ func (s *scan) run() {
 				break
 			}
 			s.endQuery()
-			s.clause, first = noQuery, true
+			s.clause, s.drops, first = noQuery, false, true
 		}
 		t := s.advance()
 		w := s.word(t)
@@ -121,7 +124,8 @@ func (s *scan) visit(t token, w string) bool {
 	switch w {
 	case "select", "perform", "values":
 		s.endQuery()
-		s.clause, s.item = inList, false
+		s.drops = s.drops && w != "perform" // which begins a statement in code, and wants no row back
+		s.clause, s.item, s.values = inList, false, w == "values"
 	case "update", "delete", "merge":
 		if s.clause == noQuery {
 			s.clause, s.rows = afterFrom, true
@@ -132,10 +136,17 @@ func (s *scan) visit(t token, w string) bool {
 		}
 	case "join":
 		s.item = s.clause == inFrom
+		s.drops = s.drops || s.words[2] != "cross"
 	case "group", "window", "order", "for", "returning": // what has commas of its own after FROM
-		if s.clause == inFrom {
+		switch s.clause {
+		case inFrom:
 			s.clause = afterFrom
+		case noQuery: // FOR and the query of a cursor or a loop, which may be left early
+			s.drops = true
 		}
+		s.drops = s.drops || w == "group"
+	case "where", "having", "distinct", "limit", "offset", "fetch", "union", "intersect", "except", "into":
+		s.drops = true
 	case "execute":
 		s.dynamic = true
 		if s.words[2] == "as" && s.clause == noQuery && len(s.outer) == 0 {
@@ -164,7 +175,7 @@ func (s *scan) fromItem(t token, w string) {
 	case w == "lateral", w == "only", w == "rows", w == "from": // LATERAL f(), ONLY (t), ROWS FROM (f())
 		return
 	case s.tok.kind == '(':
-		s.rows = s.rows || manyRows(s.name(t))
+		s.made = s.made || manyRows(s.name(t))
 	case w != "select" && w != "with":
 		s.rows = true
 	}
@@ -265,7 +276,9 @@ func (s *scan) pop(t token) {
 	}
 	s.locks = s.locks || locks
 	s.columns = s.columns || child.allColumns
+	s.drops = s.drops || locks || child.allColumns // perhaps an aggregate's argument
 	s.rows = s.rows || child.isItem && child.allRows
+	s.made = s.made || child.isItem && (child.allMade || child.values && child.commas > 0)
 }
 
 // closeCall fills in what is known at the end of a call.
@@ -288,10 +301,13 @@ func (s *scan) closeCall(c *Call, l level, t token) {
 // endQuery closes the query of the level; another may follow it.
 func (s *scan) endQuery() {
 	l := &s.level
-	if l.rows && (l.locks || l.columns) {
+	// Rows that the program made are the ones it wants locked, unless it does not get them all: from a query around this
+	// one neither.
+	if (l.rows || l.made && (l.drops || len(s.outer) > 0)) && (l.locks || l.columns) {
 		s.found.perRow = true
 	}
 	l.allRows = l.allRows || l.rows
+	l.allMade = l.allMade || l.made
 	l.allColumns = l.allColumns || l.columns
-	l.rows, l.locks, l.columns = false, false, false
+	l.rows, l.made, l.locks, l.columns = false, false, false, false
 }

@@ -156,10 +156,9 @@ func (w *walker) explain() mode {
 	for more := true; more; more = w.accept(',') {
 		// Quoted, too: the grammar takes any name for an option.
 		analyze := w.named() && (w.name(w.tok) == "analyze" || w.word(w.tok) == "analyze")
-		w.advance()
 		on := true
 		for w.tok.kind != ',' && w.tok.kind != ')' && w.tok.kind != ';' && w.tok.kind != tEOF && w.tok.kind != tUnterminated {
-			on = w.on(w.advance()) // of a sign and a number, the number
+			on = w.on(w.advance()) // the last decides: of a sign and a number the number, of a name alone the name
 		}
 		switch {
 		case analyze && on:
@@ -177,8 +176,8 @@ func (l *lexer) on(t token) bool {
 	s := ""
 	switch t.kind {
 	case tNumber:
-		n, ok := parseInteger(l.text(t))
-		return !ok || n.mag != 0
+		n, _ := parseInteger(l.text(t)) // others are refused
+		return n.mag != 0
 	case tString:
 		s, _ = l.unquote(t)
 	case tIdent, tQuoted:

@@ -5,15 +5,16 @@ var words = func() map[string]string {
 	m := map[string]string{"analyse": "analyze"}
 	for _, w := range []string{
 		"abort", "aggregate", "all", "alter", "analyze", "and", "as", "atomic", "begin", "call", "cast",
-		"characteristics", "comment", "commit", "constraint", "conversion", "copy", "create", "data", "deallocate",
-		"declare", "default", "delete", "discard", "distinct", "do", "drop", "end", "event", "execute", "exists",
-		"explain", "extension", "for", "from", "function", "global", "grant", "group", "into", "isnull", "join",
-		"language", "lateral", "level", "local", "merge", "no", "notnull", "null", "only", "operator", "or",
-		"order", "perform", "policy", "precision", "prepare", "prepared", "procedural", "procedure", "recursive",
-		"references", "release", "replace", "reset", "returning", "revoke", "rollback", "routine", "rows", "rule",
-		"savepoint", "security", "select", "session", "set", "start", "table", "temp", "temporary", "to",
-		"transaction", "transform", "trigger", "trusted", "uescape", "unlogged", "update", "values", "varying",
-		"verbose", "view", "window", "with", "work",
+		"characteristics", "comment", "commit", "constraint", "conversion", "copy", "create", "cross", "data",
+		"deallocate", "declare", "default", "delete", "discard", "distinct", "do", "drop", "end", "event", "except",
+		"execute", "exists", "explain", "extension", "fetch", "for", "from", "function", "global", "grant", "group",
+		"having", "intersect", "into", "isnull", "join", "language", "lateral", "level", "limit", "local", "merge",
+		"no", "notnull", "null", "offset", "only", "operator", "or", "order", "perform", "policy", "precision",
+		"prepare", "prepared", "procedural", "procedure", "recursive", "references", "release", "replace", "reset",
+		"returning", "revoke", "rollback", "routine", "rows", "rule", "savepoint", "security", "select", "session",
+		"set", "start", "table", "temp", "temporary", "to", "transaction", "transform", "trigger", "trusted",
+		"uescape", "union", "unlogged", "update", "values", "varying", "verbose", "view", "where", "window", "with",
+		"work",
 	} {
 		m[w] = w
 	}
