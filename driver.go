@@ -257,7 +257,8 @@ type Conn struct {
 	execer    driver.ExecerContext
 	beginner  driver.ConnBeginTx
 	preparer  driver.ConnPrepareContext
-	validator driver.Validator // nil when inner has none
+	checker   driver.NamedValueChecker // nil when inner has none, like validator
+	validator driver.Validator
 	// onlyPrepares is whether inner has neither Execer nor Queryer, so that
 	// everything is prepared; arguments are checked by the statement then.
 	onlyPrepares bool
@@ -306,6 +307,7 @@ func newConn(c *Connector, inner driver.Conn) *Conn {
 	cn.beginner = beginnerOf(inner)
 	cn.preparer = preparerOf(inner)
 	cn.onlyPrepares = cn.queryer == skip{} && cn.execer == skip{}
+	cn.checker, _ = inner.(driver.NamedValueChecker)
 	cn.validator, _ = inner.(driver.Validator)
 	if cn.pgx = pgxUnder(inner); cn.pgx != nil {
 		cn.backendPID.Store(cn.pgx.PgConn().PID())
@@ -495,10 +497,10 @@ func (c *Conn) CheckNamedValue(nv *driver.NamedValue) error {
 // checkNamedValue is the inner connection's check. ErrSkip makes database/sql
 // do what it does for a connection that has none.
 func (c *Conn) checkNamedValue(nv *driver.NamedValue) error {
-	if checker, ok := c.inner.(driver.NamedValueChecker); ok {
-		return checker.CheckNamedValue(nv)
+	if c.checker == nil {
+		return driver.ErrSkip
 	}
-	return driver.ErrSkip
+	return c.checker.CheckNamedValue(nv)
 }
 
 // Ping implements driver.Pinger.
