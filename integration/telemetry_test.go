@@ -390,7 +390,7 @@ func TestHoldSpans(t *testing.T) {
 			k.db.Close()
 			c.Close()
 		}, nil},
-		{"panic in Raw", "lost", func(_ *told, t *testing.T, c *sql.Conn) {
+		{"panic in Raw", "leaked", func(_ *told, t *testing.T, c *sql.Conn) {
 			exec(t, c, "SELECT pg_advisory_lock(42)")
 			defer func() { _ = recover() }()
 			_ = c.Raw(func(any) error { panic("no") })
