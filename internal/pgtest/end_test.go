@@ -339,7 +339,7 @@ func TestLongTempDirIsNotUsed(t *testing.T) {
 	}
 	t.Setenv("TMPDIR", long)
 	var a *account
-	dir, err := a.tempDir()
+	dir, err := a.tempDir(func(string) error { return nil })
 	if err != nil {
 		t.Fatal(err)
 	}

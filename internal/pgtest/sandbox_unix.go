@@ -9,6 +9,7 @@ package pgtest
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"os/user"
@@ -67,13 +68,21 @@ func newSandbox() (*sandbox, error) {
 	if err != nil {
 		return nil, err
 	}
-	dir, err := account.tempDir()
-	if err != nil {
+	b := &sandbox{account: account}
+	// A directory's watchdog is there before the directory is: a kill in between
+	// would leave it behind.
+	if b.dir, err = account.tempDir(func(dir string) error {
+		if b.watchdog != nil {
+			_ = b.close() // of a directory that would not do
+			b.watchdog = nil
+		}
+		b.dir = dir
+		return b.watch()
+	}); err != nil {
+		if b.watchdog != nil {
+			err = errors.Join(err, b.close())
+		}
 		return nil, err
-	}
-	b := &sandbox{dir: dir, account: account}
-	if err := b.watch(); err != nil {
-		return nil, errors.Join(fmt.Errorf("pgtest: %w", err), os.RemoveAll(dir))
 	}
 	return b, nil
 }
@@ -269,11 +278,16 @@ func (a *account) own(path string) error {
 
 // tempDir makes a directory that the account can use and whose path leaves room
 // for a socket's name: 103 bytes in all on macOS, 107 on Linux. TMPDIR may be
-// closed to another account, or long; /tmp is neither.
-func (a *account) tempDir() (string, error) {
+// closed to another account, or long; /tmp is neither. Each path is announced
+// before the directory is made.
+func (a *account) tempDir(announce func(dir string) error) (string, error) {
 	var errs []error
 	for _, parent := range append(tempParents(), os.TempDir(), "/tmp") {
-		dir, err := os.MkdirTemp(parent, "pgtest")
+		dir := filepath.Join(parent, "pgtest"+strconv.FormatUint(rand.Uint64(), 36))
+		err := announce(dir)
+		if err == nil {
+			err = os.Mkdir(dir, 0o700)
+		}
 		if err != nil {
 			errs = append(errs, err)
 			continue
