@@ -402,7 +402,7 @@ func (c *Conn) watchedQuery(ctx context.Context, query string, args []driver.Nam
 		if _, none := c.queryer.(skip); none {
 			return nil, driver.ErrSkip // before anything is recorded: database/sql will Prepare it
 		}
-		return c.lockLane(st, c.site(st)).QueryContext(ctx, query, args)
+		return c.lockLane(st, c.connector.sites.find(c.asks(st))).QueryContext(ctx, query, args)
 	}
 	var rows driver.Rows
 	err := c.opaque(ctx, query, st, func() (err error) {
@@ -426,7 +426,7 @@ func (c *Conn) watchedExec(ctx context.Context, query string, args []driver.Name
 		if _, none := c.execer.(skip); none {
 			return nil, driver.ErrSkip
 		}
-		return c.lockLane(st, c.site(st)).ExecContext(ctx, query, args)
+		return c.lockLane(st, c.connector.sites.find(c.asks(st))).ExecContext(ctx, query, args)
 	}
 	var result driver.Result
 	err := c.opaque(ctx, query, st, func() (err error) {

@@ -35,6 +35,7 @@ type interceptor struct {
 	sqlmw.NullInterceptor
 	conn      *Conn
 	lane      lane
+	execMode  pgx.QueryExecMode  // for an Exec without arguments
 	statement *locksql.Statement // the one being sent; database/sql sends one at a time
 	from      site               // its
 }
@@ -52,7 +53,10 @@ func (o oneConn) Open(string) (driver.Conn, error) { return o.Conn, nil }
 
 func (c *Conn) lockLane(st *locksql.Statement, from site) lane {
 	if c.lock == nil {
-		i := &interceptor{conn: c}
+		i := &interceptor{conn: c, execMode: pgx.QueryExecModeExec}
+		if c.pgx != nil && c.pgx.Config().DefaultQueryExecMode == pgx.QueryExecModeSimpleProtocol {
+			i.execMode = pgx.QueryExecModeSimpleProtocol // the server may know no other
+		}
 		wrapped, _ := sqlmw.Driver(oneConn{c.inner}, i).Open("") // fails only when oneConn does
 		i.lane = wrapped.(lane)
 		c.lock = i
@@ -79,11 +83,7 @@ func (i *interceptor) ConnExecContext(ctx context.Context, inner driver.ExecerCo
 		if i.conn.pgx != nil && len(args) == 0 {
 			// As pgx's Exec does without arguments: in one round trip, and
 			// without a prepared statement that would stay behind.
-			mode := pgx.QueryExecModeExec
-			if i.conn.pgx.Config().DefaultQueryExecMode == pgx.QueryExecModeSimpleProtocol {
-				mode = pgx.QueryExecModeSimpleProtocol // the server may know no other
-			}
-			queryArgs = []driver.NamedValue{{Ordinal: 1, Value: mode}}
+			queryArgs = []driver.NamedValue{{Ordinal: 1, Value: i.execMode}}
 		}
 		return i.conn.runAsQuery(ctx, query, i.statement, i.from, args, func(ctx context.Context) (driver.Rows, error) {
 			return i.conn.queryer.QueryContext(ctx, query, queryArgs)
@@ -252,7 +252,10 @@ func (c *Conn) attempts(attempts []ledger.Attempt[origin], st *locksql.Statement
 		}
 		return keyValue(values[n-1].Value)
 	}
-	from := origin{since: time.Now(), caller: caller}
+	from := origin{caller: caller}
+	if acquires(st) {
+		from.since = time.Now()
+	}
 	for i := range st.Calls {
 		call := &st.Calls[i]
 		key := call.Key(value)
@@ -402,8 +405,13 @@ func (c *Conn) admit(ctx context.Context, e evidence, from site) error {
 			return err
 		}
 	}
-	if err := c.admitOrder(ctx, e.attempts, from.caller); err != nil || !e.statement.Session {
-		return err
+	if acquires(e.statement) {
+		if err := c.admitOrder(ctx, e.attempts, from.caller); err != nil {
+			return err
+		}
+	}
+	if !e.statement.Session {
+		return nil
 	}
 	return c.admitRoad(ctx, e.attempts, from)
 }
@@ -507,7 +515,7 @@ func (c *Conn) opaque(ctx context.Context, query string, st *locksql.Statement, 
 
 // admitOpaque is admit for a statement that is not counted call by call.
 func (c *Conn) admitOpaque(ctx context.Context, st *locksql.Statement, session bool) error {
-	from := c.connector.sites.find()
+	from := c.connector.sites.find(true)
 	written := c.written(st)
 	for _, r := range (evidence{statement: st}).judge() {
 		if err := c.object(ctx, r, attemptedLocks(written, from.caller), from.caller, nil); err != nil {
@@ -523,7 +531,7 @@ func (c *Conn) admitOpaque(ctx context.Context, st *locksql.Statement, session b
 // admitPrepare judges a statement that will take session locks when it is
 // executed, where the road can be told to be wrong for it already.
 func (c *Conn) admitPrepare(ctx context.Context, st *locksql.Statement) error {
-	return c.admitPooler(ctx, c.written(st), c.connector.sites.find())
+	return c.admitPooler(ctx, c.written(st), c.connector.sites.find(true))
 }
 
 // written are the calls of a statement that name a lock, without its arguments.
@@ -678,7 +686,7 @@ func (s *stmt) CheckNamedValue(nv *driver.NamedValue) error {
 // QueryContext implements driver.StmtQueryContext.
 func (s *stmt) QueryContext(ctx context.Context, args []driver.NamedValue) (driver.Rows, error) {
 	if s.conn.plain(s.statement, args) {
-		rows, err := s.conn.run(ctx, s.query, s.statement, s.conn.site(s.statement), args, func(ctx context.Context) (driver.Rows, error) {
+		rows, err := s.conn.run(ctx, s.query, s.statement, s.conn.connector.sites.find(s.conn.asks(s.statement)), args, func(ctx context.Context) (driver.Rows, error) {
 			return s.sendQuery(ctx, args)
 		})
 		if err != nil {
@@ -705,11 +713,11 @@ func (s *stmt) ExecContext(ctx context.Context, args []driver.NamedValue) (drive
 		})
 		return result, err
 	case needsRow(s.statement):
-		return s.conn.runAsQuery(ctx, s.query, s.statement, s.conn.site(s.statement), args, func(ctx context.Context) (driver.Rows, error) {
+		return s.conn.runAsQuery(ctx, s.query, s.statement, s.conn.connector.sites.find(s.conn.asks(s.statement)), args, func(ctx context.Context) (driver.Rows, error) {
 			return s.sendQuery(ctx, args)
 		})
 	}
-	return s.conn.runExec(ctx, s.query, s.statement, s.conn.site(s.statement), args, func(ctx context.Context) (driver.Result, error) {
+	return s.conn.runExec(ctx, s.query, s.statement, s.conn.connector.sites.find(s.conn.asks(s.statement)), args, func(ctx context.Context) (driver.Result, error) {
 		return s.sendExec(ctx, args)
 	})
 }

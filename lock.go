@@ -201,35 +201,44 @@ type callSites struct {
 	sites map[stack]site
 }
 
-// site finds where a plain lock statement comes from, if somebody may want to
-// know later: nobody remembers a release, and one that comes through *sql.DB is
-// the first for which its connection was handed out.
-func (c *Conn) site(st *locksql.Statement) site {
+// asks reports whether somebody may want to know later where a plain lock
+// statement came from: nobody remembers a release, and one that comes through
+// *sql.DB is the first for which its connection was handed out.
+func (c *Conn) asks(st *locksql.Statement) bool {
 	first := !c.sent
 	c.sent = true
+	return first || acquires(st)
+}
+
+func acquires(st *locksql.Statement) bool {
 	for i := range st.Calls {
-		if first || !st.Calls[i].Func.Release() {
-			return c.connector.sites.find()
+		if !st.Calls[i].Func.Release() {
+			return true
 		}
 	}
-	return site{}
+	return false
 }
 
 // caller is that of the statement being sent.
 func (c *Conn) caller(from site) Caller {
 	if from == (site{}) {
-		from = c.connector.sites.find()
+		from = c.connector.sites.find(true)
 	}
 	return from.caller
 }
 
-// find leaves out itself and the two of ours that must have called it.
-func (c *callSites) find() (s site) {
+// find leaves out itself, the two of ours that called it, and the caller of
+// those, which is database/sql's if it is not ours. It answers nothing where
+// nobody asks.
+func (c *callSites) find(asked bool) (s site) {
+	if !asked {
+		return site{}
+	}
 	var pcs stack
-	// database/sql puts six frames between a program's *sql.Conn or *sql.Tx and
-	// its driver, ten after a *sql.DB; what else is there, nobody knows.
-	for _, depth := range [...]int{7, 11, 22, len(pcs)} {
-		s = c.read(&pcs, runtime.Callers(4, pcs[:depth]), depth)
+	// The caller of a method of *sql.Conn or *sql.Tx is the sixth then, or before,
+	// that of one of *sql.DB the tenth; what else there is nobody knows.
+	for _, depth := range [...]int{6, 10, 22, len(pcs)} {
+		s = c.read(&pcs, runtime.Callers(5, pcs[:depth]), depth)
 		if !s.far {
 			break
 		}

@@ -39,8 +39,7 @@ type orderSite struct {
 // admitOrder enters the order of a statement's waits in the connector's graph,
 // and objects to one that is the opposite of an earlier one.
 func (c *Conn) admitOrder(ctx context.Context, attempts []ledger.Attempt[origin], caller Caller) error {
-	acquires := func(at ledger.Attempt[origin]) bool { return !at.Func.Release() }
-	if !slices.ContainsFunc(attempts, acquires) || c.connector.discipline.level(RuleLockOrder) == LevelOff {
+	if c.connector.discipline.level(RuleLockOrder) == LevelOff {
 		return nil
 	}
 	var held []lockorder.Lock[locksql.Key, orderSite]
@@ -484,13 +483,13 @@ func (c *Conn) watchWait(span waitSpan) *watch {
 
 // set sets the timer, unless it goes off before.
 func (w *watch) set(due time.Time) {
-	switch after := time.Until(due); {
+	switch {
 	case !w.due.IsZero() && !due.Before(w.due):
 		return
 	case w.timer == nil:
-		w.timer = time.AfterFunc(after, w.goOff)
+		w.timer = time.AfterFunc(time.Until(due), w.goOff)
 	default:
-		w.timer.Reset(after)
+		w.timer.Reset(time.Until(due))
 	}
 	w.due = due
 }
