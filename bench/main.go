@@ -83,6 +83,11 @@ func (b *bench) main(only, markdown, plots, profile string) (code int, err error
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, b.server.Close()) }()
+	sleep, err := keepAwake()
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, sleep()) }()
 	if profile != "" {
 		f, err := os.Create(profile)
 		if err != nil {
