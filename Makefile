@@ -45,7 +45,7 @@ jaeger: setup ## see the traces of three pods in Jaeger, which it builds once (m
 test-jaeger: setup ## the examples' tests, against that Jaeger
 	cd examples && ../scripts/jaeger go test -count=1 ./...
 
-bench: setup ## what it costs, beside pgx and others: seven minutes, on a machine with nothing else to do
+bench: setup ## what it costs, beside pgx and others: eight minutes, on a machine with nothing else to do
 	cd bench && go build -o bench . && ./bench -md ../BENCHMARKS.md -plots ../docs
 
 bench-short: setup ## the same in less than a minute, and less sure

@@ -170,8 +170,8 @@ func attemptedLock(at ledger.Attempt[origin]) Lock {
 
 const (
 	thisPackage  = "github.com/pgadvlock/pgadvlock"
-	callerFrames = 64 // deeper than any ORM seen between them
-	sitesMax     = 512
+	callerFrames = 64  // deeper than any ORM seen between them
+	sitesMax     = 512 // some 300 KB
 )
 
 // mainModule is the path of the program's main module, "" when the binary does

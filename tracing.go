@@ -198,7 +198,11 @@ func (w waitSpan) end(answers []ledger.Answer, err error) {
 		}
 		said = attrOutcome.StringSlice(outcomes)
 	}
-	w.finish(said, attrReentrant.Bool(w.reentrant))
+	if slices.ContainsFunc(w.attempts, func(at ledger.Attempt[origin]) bool { return !at.Func.Release() }) {
+		w.finish(said, attrReentrant.Bool(w.reentrant))
+		return
+	}
+	w.finish(said)
 }
 
 // startHolds starts the spans of the locks that were granted, in the caller's
