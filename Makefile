@@ -11,11 +11,12 @@ setup: ## install PostgreSQL and PgBouncer where they are missing
 demo: setup ## see lost locks, and then see them caught
 	go run ./cmd/pgadvlock demo
 
+# Fuzzing would spend most of its time on making what it found smaller: 1x is once.
 test: setup ## all tests, against real servers
 	go test -race -p 1 ./...
 	go test -run '^TestHostileTexts$$' ./internal/locksql
-	go test -run '^$$' -fuzz '^FuzzLexer$$' -fuzztime 10s ./internal/locksql
-	go test -run '^$$' -fuzz '^FuzzMentions$$' -fuzztime 10s ./internal/locksql
+	go test -run '^$$' -fuzz '^FuzzLexer$$' -fuzztime 10s -fuzzminimizetime 1x ./internal/locksql
+	go test -run '^$$' -fuzz '^FuzzMentions$$' -fuzztime 10s -fuzzminimizetime 1x ./internal/locksql
 	cd integration && go test ./...
 
 check: lint test ## lint and test: what a change has to pass
@@ -29,9 +30,9 @@ lint: ## gofmt, go vet for three systems, staticcheck
 	go tool -modfile=tools/go.mod staticcheck ./...
 
 fuzz: ## longer fuzzing, FUZZTIME=60s for each target
-	go test -run '^$$' -fuzz '^FuzzLexer$$' -fuzztime $(FUZZTIME) ./internal/locksql
-	go test -run '^$$' -fuzz '^FuzzMentions$$' -fuzztime $(FUZZTIME) ./internal/locksql
-	go test -run '^$$' -fuzz '^FuzzDSN$$' -fuzztime $(FUZZTIME) .
+	go test -run '^$$' -fuzz '^FuzzLexer$$' -fuzztime $(FUZZTIME) -fuzzminimizetime 1x ./internal/locksql
+	go test -run '^$$' -fuzz '^FuzzMentions$$' -fuzztime $(FUZZTIME) -fuzzminimizetime 1x ./internal/locksql
+	go test -run '^$$' -fuzz '^FuzzDSN$$' -fuzztime $(FUZZTIME) -fuzzminimizetime 1x .
 
 test-matrix: setup ## the tests against PostgreSQL 14 to 18, which it fetches with npm
 	scripts/test-matrix
